@@ -1,0 +1,10 @@
+"""The classroom: building, linting, checking and handing out the day notebooks.
+
+A notebook needs three names of it, and nothing else::
+
+    from course_lib.classroom import check, solved_or
+"""
+
+from course_lib.classroom.check import check, solved_or
+
+__all__ = ["check", "solved_or"]

@@ -1,0 +1,211 @@
+"""Truths of source-reading exercises, kept so that they check an answer without showing it.
+
+The plain truth (`Lines`, numbers, words) stands in ``tests/grading/dayNN.py``.
+``tools/seal_readings.py`` turns it into digests in ``exercises/sealed/dayNN.json``: a digest of
+a cited line covers its text and its two neighbours, so an answer stays right when code above it
+moves, and a test says when the cited code itself has changed and must be sealed again.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from course_lib.classroom import exercises
+from course_lib.errors import CourseError
+from course_lib.paths import ROOT
+
+PLACE = re.compile(r"\s*([^\s:]+):(\d+)(?:\s*[-–]\s*(\d+))?\s*")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines of a source file, from the one holding `first` to the one holding `last`.
+
+    `first` and `last` are pieces of one line each, found in exactly one line of `path` (relative
+    to the course), or of the function or class `symbol` ("KVCache.append") where given.
+    `last` is `first` where not given. An answer must contain these lines.
+    """
+
+    path: str
+    first: str
+    last: str | None = None
+    symbol: str | None = None
+
+    def find(self, root: Path = ROOT) -> tuple[int, int]:
+        """Return the 1-based (first, last) line numbers; CourseError where not found once."""
+        lines = _lines(root / self.path)
+        low, high = _symbol_range(self, lines)
+        first = _find_once(self, self.first, lines, low, high)
+        last = first if self.last is None else _find_once(self, self.last, lines, first, high)
+        return first, last
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def _find_once(target: Lines, text: str, lines: list[str], low: int, high: int) -> int:
+    found = [n for n in range(low, high + 1) if text in lines[n - 1]]
+    if len(found) != 1:
+        where = f"{target.path}" + (f" ({target.symbol})" if target.symbol else "")
+        raise CourseError(f"{text!r} is in {len(found)} lines of {where}; it must be in one.")
+    return found[0]
+
+
+def _symbol_range(target: Lines, lines: list[str]) -> tuple[int, int]:
+    if target.symbol is None:
+        return 1, len(lines)
+    scope: Any = ast.parse("\n".join(lines))
+    for name in target.symbol.split("."):
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        found = [n for n in scope.body if isinstance(n, kinds) and n.name == name]
+        if len(found) != 1:
+            raise CourseError(f"{target.path} has no {target.symbol} (or several).")
+        scope = found[0]
+    return scope.lineno, scope.end_lineno
+
+
+def seal(item_id: str, part: str, truth: Any, root: Path = ROOT) -> dict[str, Any]:
+    """Return the sealed form of one truth.
+
+    `truth` is a number, a word, a bool, `Lines`, a list of `Lines` of which any one is right,
+    or a tuple of `Lines` that must all be given, in any order.
+    """
+    if isinstance(truth, Lines):
+        return {"kind": "any", "lines": [_seal_lines(item_id, part, truth, root)]}
+    if isinstance(truth, (list, tuple)) and truth and all(isinstance(t, Lines) for t in truth):
+        kind = "any" if isinstance(truth, list) else "all"
+        return {"kind": kind, "lines": [_seal_lines(item_id, part, t, root) for t in truth]}
+    return {"kind": "value", "digest": _digest(item_id, part, _canonical(truth))}
+
+
+def _seal_lines(item_id: str, part: str, target: Lines, root: Path) -> dict[str, Any]:
+    first, last = target.find(root)
+    digests = line_digests(item_id, part, target.path, root)
+    for number in (first, last):
+        if digests.count(digests[number - 1]) != 1:
+            raise CourseError(
+                f"{target.path}:{number} looks the same as another line with its neighbours; "
+                "choose another line."
+            )
+    return {"first": digests[first - 1], "last": digests[last - 1], "span": last - first + 1}
+
+
+def line_digests(item_id: str, part: str, path: str, root: Path = ROOT) -> list[str]:
+    """Return one digest for every line of a file, over the line and its two neighbours."""
+    lines = ["", *(" ".join(line.split()) for line in _lines(root / path)), ""]
+    windows = zip(lines, lines[1:], lines[2:])
+    return [_digest(item_id, part, path, *window) for window in windows]
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def _canonical(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, str):
+        return " ".join(value.split()).casefold()
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return "?"
+    return str(int(number)) if number.is_integer() else f"{number:.3g}"
+
+
+def seal_day(readings: Mapping[str, Mapping[str, Any]], root: Path = ROOT) -> str:
+    """Return the JSON text of one day's sealed file."""
+    sealed = {
+        item_id: {part: seal(item_id, part, truth, root) for part, truth in parts.items()}
+        for item_id, parts in sorted(readings.items())
+    }
+    return json.dumps(sealed, indent=1, ensure_ascii=False) + "\n"
+
+
+def sealed_path(day: int) -> Path:
+    """Return the path of one day's sealed file: ``sealed/`` beside its exercises module."""
+    spec = importlib.util.find_spec(f"{exercises.__name__}.day{day:02d}")
+    if spec is None or spec.origin is None:
+        raise CourseError(f"day {day} has no exercises module.")
+    return Path(spec.origin).parent / "sealed" / f"day{day:02d}.json"
+
+
+def load(item_id: str) -> dict[str, Any]:
+    """Return the sealed parts of one item; CourseError where they were never sealed."""
+    path = sealed_path(exercises.parse_id(item_id)[0])
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))[item_id]
+    except (OSError, KeyError):
+        raise CourseError(f"{item_id} is not sealed; run tools/seal_readings.py.") from None
+
+
+def is_blank(value: Any) -> bool:
+    """True for a part that the learner has not filled in."""
+    if isinstance(value, (list, tuple)):
+        return all(is_blank(v) for v in value)
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def complaint(item_id: str, part: str, value: Any, truth: Mapping[str, Any], slack: int,
+              root: Path = ROOT) -> str | None:
+    """Return None where one part of a B item is right, else what is wrong, in a few words."""
+    if is_blank(value):
+        return "still empty"
+    if truth["kind"] == "value":
+        same = _digest(item_id, part, _canonical(value)) == truth["digest"]
+        return None if same else "not this value"
+    places = list(value) if isinstance(value, (list, tuple)) else [value]
+    if truth["kind"] == "any" and len(places) != 1:
+        return 'give one place, "path:first-last"'
+    if truth["kind"] == "all" and len(places) != len(truth["lines"]):
+        return f"give a list of {len(truth['lines'])} places"
+    hit: set[int] = set()
+    for place in places:
+        wrong = place_problem(place, root)
+        if wrong:
+            return wrong
+        hit.update(_targets_hit(item_id, part, place, truth["lines"], slack, root))
+    if truth["kind"] == "any":
+        return None if hit else "not these lines"
+    missing = len(truth["lines"]) - len(hit)
+    return f"{len(hit)} of {len(truth['lines'])} places found" if missing else None
+
+
+def place_problem(place: Any, root: Path = ROOT) -> str | None:
+    """Return None where ``"path:first-last"`` names existing lines of the course, else why not."""
+    match = PLACE.fullmatch(place) if isinstance(place, str) else None
+    if match is None:
+        return 'write it as "path:first-last", such as "course_lib/sparse.py:10-20"'
+    path = root / match[1]
+    if ".." in Path(match[1]).parts or Path(match[1]).is_absolute() or not path.is_file():
+        return f"there is no file {match[1]} in the course"
+    first, last = int(match[2]), int(match[3] or match[2])
+    count = len(_lines(path))
+    if not 1 <= first <= last <= count:
+        return f"{match[1]} has lines 1 to {count}"
+    return None
+
+
+def _targets_hit(item_id, part, place, targets, slack: int, root: Path) -> set[int]:
+    match = PLACE.fullmatch(place)
+    assert match is not None
+    first, last = int(match[2]), int(match[3] or match[2])
+    digests = line_digests(item_id, part, match[1], root)[first - 1 : last]
+    hit = set()
+    for index, target in enumerate(targets):
+        if target["first"] not in digests or target["last"] not in digests:
+            continue
+        start, end = digests.index(target["first"]), digests.index(target["last"])
+        if start <= slack and len(digests) - 1 - end <= slack:
+            hit.add(index)
+    return hit
+
