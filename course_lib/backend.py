@@ -1,0 +1,89 @@
+"""Which kernels run: the compiled ones of ``kernels_pyx`` where they load, else NumPy.
+
+``COURSE_KERNEL`` overrides the choice: ``numpy``, or the name of a compiled variant. The
+environment is read at the first use, not at import, so importing the library cannot fail
+because of it.
+
+What ``kernels_pyx`` provides: ``VARIANTS``, the names of the variants that this build can run
+on this CPU, best first (("portable",) if it says nothing), and ``kernels(variant)``, a mapping
+from operation name to callable; without it the module's own functions are the portable set.
+"""
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from course_lib.errors import CourseError
+
+VARIANTS = ("numpy", "portable", "portable-baseline", "avx2", "avx512", "neon", "dotprod")
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """What runs: ``name`` is ``numpy`` or ``kernels_pyx``, ``variant`` the instruction set."""
+
+    name: str
+    variant: str
+    reason: str
+
+
+def info() -> BackendInfo:
+    """Return which backend runs and why; CourseError if COURSE_KERNEL asks for one not there."""
+    return _resolve(os.environ.get("COURSE_KERNEL", "").strip())[0]
+
+
+def kernel(name: str) -> Callable[..., Any] | None:
+    """Return the compiled kernel for an operation, or None where NumPy is to do it."""
+    return _resolve(os.environ.get("COURSE_KERNEL", "").strip())[1].get(name)
+
+
+@functools.cache
+def _resolve(requested: str) -> tuple[BackendInfo, Mapping[str, Callable[..., Any]]]:
+    if requested and requested not in VARIANTS:
+        raise CourseError(
+            f"COURSE_KERNEL={requested} is not a kernel name; use one of {', '.join(VARIANTS)}."
+        )
+    if requested == "numpy":
+        return BackendInfo("numpy", "numpy", "COURSE_KERNEL=numpy"), {}
+    module, problem = _load()
+    if module is None:
+        if requested:
+            raise CourseError(
+                f"COURSE_KERNEL={requested} needs the compiled kernels, but {problem}; "
+                "build them with a C compiler or set COURSE_KERNEL=numpy."
+            )
+        return BackendInfo("numpy", "numpy", problem), {}
+    runnable = tuple(getattr(module, "VARIANTS", ("portable",)))
+    if requested and requested not in runnable:
+        raise CourseError(
+            f"COURSE_KERNEL={requested} cannot run here; "
+            f"this build on this CPU has {', '.join(('numpy', *runnable))}."
+        )
+    if not runnable:
+        return BackendInfo("numpy", "numpy", "kernels_pyx has no variant for this CPU"), {}
+    variant = requested or runnable[0]
+    reason = f"COURSE_KERNEL={requested}" if requested else "the best variant this CPU runs"
+    return BackendInfo("kernels_pyx", variant, reason), _table(module, variant)
+
+
+def _load() -> tuple[Any, str]:
+    try:
+        module = importlib.import_module("kernels_pyx")
+    except ModuleNotFoundError as error:
+        if error.name == "kernels_pyx":
+            return None, "kernels_pyx is not built"
+        return None, f"kernels_pyx does not load ({error})"
+    except Exception as error:  # a stale build may fail in many ways; NumPy still works
+        return None, f"kernels_pyx does not load ({error})"
+    if module.__spec__ is None or module.__spec__.origin is None:
+        return None, "kernels_pyx is a folder without a package"  # a half-cleaned checkout
+    return module, ""
+
+
+def _table(module: Any, variant: str) -> Mapping[str, Callable[..., Any]]:
+    if hasattr(module, "kernels"):
+        return dict(module.kernels(variant))
+    return {n: f for n, f in vars(module).items() if callable(f) and not n.startswith("_")}
