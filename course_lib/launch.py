@@ -22,17 +22,16 @@ def main(root: str, argv: list[str]) -> int:
     from course_lib import cli
 
     env = find_environment(root)
-    if inside(env) and problem(root, env) is None:
-        return cli.main(argv)
+    if problem(root, env) is None:
+        return cli.main(argv) if inside(env) else enter(root, env, argv)
     early = cli.without_environment(argv)
     if early is not None:
         return early
-    if problem(root, env) is not None:
-        from course_lib import environment
+    from course_lib import environment
 
-        code = environment.prepare(root, env)
-        if code:
-            return code
+    code = environment.prepare(root, env)
+    if code:
+        return code
     return enter(root, env, argv)
 
 

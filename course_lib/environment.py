@@ -1,0 +1,246 @@
+"""Making and repairing the course's environment: a venv with the requirements, a path file that
+lets any notebook import course_lib, and the compiled kernels.
+
+Standard library only: it runs on a bare Python. The stamp is written last, so an interrupted
+set-up is known by its absence; a lock keeps two calls apart.
+"""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from course_lib import launch
+from course_lib.errors import CourseError
+from course_lib.setup_log import StepFailed, run_step
+
+PTH = "course_lib.pth"
+
+
+def prepare(root: str, env: str) -> int:
+    """Make or repair the environment `env` of the checkout `root`; return an exit code.
+
+    Says on stderr what it does; every failure is one line with the remedy and the log's path.
+    """
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    log = env + ".log"
+    try:
+        os.makedirs(os.path.dirname(env), exist_ok=True)
+        with locked(env + ".lock") as lock:
+            start = time.monotonic()
+            done = [reason for reason in repairs(root, env, log, lock)]
+            if done:
+                stamp = launch.read_stamp(env) or {}
+                print(
+                    f"course: ready in {time.monotonic() - start:.0f} s; {stamp['kernels_line']}",
+                    file=sys.stderr,
+                )
+        return 0
+    except KeyboardInterrupt:
+        print("course: interrupted; the next ./course call goes on with the set-up", file=sys.stderr)
+        return 130
+    except CourseError as error:
+        print(f"course: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"course: cannot set up {env}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def locked(path: str):
+    """Hold an exclusive lock on `path`; yield its file descriptor.
+
+    Child processes inherit the descriptor, so a pip that outlives a killed launcher keeps the lock.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("course: waiting for another ./course that is setting up", file=sys.stderr)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def repairs(root: str, env: str, log: str, lock: int):
+    """Do what `launch.problem` asks for until it asks for nothing; yield each reason."""
+    for _ in range(5):
+        reason = launch.problem(root, env)
+        if reason is None:
+            return
+        if reason in ("incomplete", "python"):
+            create(root, env, log, lock)
+        elif reason == "moved":
+            relocate(root, env)
+        elif reason == "requirements":
+            announce(f"updating {env}", log)
+            os.remove(os.path.join(env, launch.STAMP))
+            install(root, env, log, lock)
+        else:
+            write_stamp(root, env, build_kernels(root, env, log, lock))
+        yield reason
+    raise CourseError(f"{env} cannot be repaired; remove it and call again")
+
+
+def create(root: str, env: str, log: str, lock: int) -> None:
+    """Make the environment from nothing."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if find_spec("venv") is None or find_spec("ensurepip") is None:
+        remedy = (
+            f"sudo apt install python{version}-venv"
+            if shutil.which("apt-get")
+            else f"the package of your system that holds Python {version}'s venv and ensurepip"
+        )
+        raise CourseError(f"Python {version} lacks its venv module; install it: {remedy}")
+    announce(f"setting up {env} (once; a few minutes, about 300 MB of downloads)", log)
+    if os.path.lexists(env):
+        shutil.rmtree(env) if not os.path.islink(env) else os.remove(env)
+    with open(log, "wb"):
+        pass
+    step("making the environment", [sys.executable, "-I", "-m", "venv", env], root, log, lock)
+    install(root, env, log, lock)
+
+
+def announce(message: str, log: str) -> None:
+    print(f"course: {message}; log: {log}", file=sys.stderr, flush=True)
+
+
+def install(root: str, env: str, log: str, lock: int) -> None:
+    """Install the requirements, write the path file, build the kernels, write the stamp."""
+    python = launch.python_of(env)
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    pip += ["--progress-bar", "off", "--prefer-binary"]
+    step("installing", [*pip, *constraints(root), *requirements(root)], root, log, lock)
+    write_path_file(root, env)
+    write_stamp(root, env, build_kernels(root, env, log, lock))
+
+
+def requirements(root: str, extras: tuple[str, ...] = ("test",)) -> list[str]:
+    """Return the requirements of pyproject.toml: dependencies plus the named extras.
+
+    Python 3.10 has no tomllib; the lists are written so that they are Python literals too.
+    """
+    with open(os.path.join(root, "pyproject.toml"), encoding="utf-8") as file:
+        text = file.read()
+    found: list[str] = []
+    for name in ("dependencies", *extras):
+        match = re.search(rf"^{name} = (\[.*?\])$", text, re.MULTILINE | re.DOTALL)
+        if match is None:
+            raise CourseError(f"pyproject.toml has no list named {name}")
+        found += ast.literal_eval(match.group(1))
+    return found
+
+
+def constraints(root: str) -> list[str]:
+    """Return pip's arguments for the exact versions, if constraints.txt is for this Python."""
+    path = os.path.join(root, "constraints.txt")
+    with open(path, encoding="utf-8") as file:
+        header = file.readline()
+    version = f"Python {sys.version_info[0]}.{sys.version_info[1]} "
+    return ["-c", path] if version in header else []
+
+
+def site_packages(env: str) -> str:
+    lib = os.path.join(env, "lib")
+    names = sorted(n for n in os.listdir(lib) if re.fullmatch(r"python3\.\d+", n))
+    return os.path.join(lib, names[-1], "site-packages")
+
+
+def write_path_file(root: str, env: str) -> None:
+    """Let every Python of the environment import from the checkout, wherever it is started.
+
+    An import line in ASCII: a plain path line would be read in the locale's encoding.
+    """
+    line = f"import sys; sys.path.append({ascii(root)})\n"
+    with open(os.path.join(site_packages(env), PTH), "w", encoding="ascii") as file:
+        file.write(line)
+
+
+def build_kernels(root: str, env: str, log: str, lock: int) -> dict:
+    """Compile kernels_pyx in place (into the environment when the checkout is read-only); return
+    what the stamp says about it. Without a compiler or headers this is no failure."""
+    in_place = os.access(os.path.join(root, "kernels_pyx"), os.W_OK)
+    temporary = os.path.join(env, "build")
+    command = [launch.python_of(env), "setup.py", "build_ext", "--force"]
+    command += ["--build-temp", temporary]
+    command += ["--build-lib", temporary if in_place else site_packages(env)]
+    if in_place:
+        command.append("--inplace")
+    digest = launch.kernels_digest(root)
+    output = step("compiling the kernels", command, root, log, lock)
+    lines = [line for line in output.splitlines() if line.startswith("kernels: ")]
+    if not lines:
+        raise CourseError(f"setup.py said nothing about the kernels; log: {log}")
+    missing = re.search(r"\[missing: (.*)\]$", lines[-1])
+    line = re.sub(r" \[missing: .*\]$", "", lines[-1])
+    if missing:
+        print(f"course: {line}", file=sys.stderr)
+    return {
+        "kernels": digest,
+        "kernels_line": line if not missing else "kernels: NumPy backend",
+        "kernels_missing": missing.group(1) if missing else None,
+    }
+
+
+def relocate(root: str, env: str) -> None:
+    """Adapt an environment whose folder got another path: no network, no reinstall.
+
+    The scripts in bin/ and pyvenv.cfg name the old path; the path file names the old checkout.
+    """
+    stamp = launch.read_stamp(env) or {}
+    old, new = os.fsencode(str(stamp.get("env"))), os.fsencode(env)
+    folder = os.path.join(env, "bin")
+    paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    for path in [*paths, os.path.join(env, "pyvenv.cfg")]:
+        if os.path.islink(path) or not os.path.isfile(path) or os.path.getsize(path) > 1_000_000:
+            continue
+        with open(path, "rb") as file:
+            content = file.read()
+        if old in content and b"\0" not in content:
+            mode = os.stat(path).st_mode
+            write_atomically(path, content.replace(old, new))
+            os.chmod(path, mode)
+    write_path_file(root, env)
+    kernels = {key: stamp.get(key) for key in ("kernels", "kernels_line", "kernels_missing")}
+    write_stamp(root, env, kernels, requirements=stamp.get("requirements"))
+
+
+def write_stamp(root: str, env: str, kernels: dict, requirements: str | None = None) -> None:
+    stamp = {
+        "env": env,
+        "root": root,
+        "python": os.path.realpath(launch.python_of(env)),
+        "requirements": requirements or launch.requirements_digest(root),
+        **kernels,
+    }
+    text = json.dumps(stamp, indent=1) + "\n"
+    write_atomically(os.path.join(env, launch.STAMP), text.encode())
+
+
+def write_atomically(path: str, content: bytes) -> None:
+    temporary = path + ".new"
+    with open(temporary, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)
+
+
+def step(label: str, command: list[str], root: str, log: str, lock: int) -> str:
+    """Run one step of the set-up; its failure is one sentence with the log's path."""
+    try:
+        return run_step(label, command, cwd=root, log=log, keep_fd=lock)
+    except StepFailed as failure:
+        raise CourseError(f"{failure}; log: {log}") from None

@@ -1,0 +1,105 @@
+"""Running one step of the set-up: output to the log, a status line on a terminal, and a failure
+told in one sentence."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+
+from course_lib.launch import clean_environ
+
+OFFLINE = (
+    "NewConnectionError",
+    "NameResolutionError",
+    "Temporary failure in name resolution",
+    "Name or service not known",
+    "Network is unreachable",
+    "ConnectTimeoutError",
+    "Connection refused",
+    "ProxyError",
+)
+
+
+class StepFailed(Exception):
+    """A step of the set-up ended with an error; the text is for the user."""
+
+
+def run_step(label: str, command: list[str], *, cwd: str, log: str, keep_fd: int) -> str:
+    """Run `command`, append its output to the file `log` and return it.
+
+    `keep_fd` stays open in the child (the set-up's lock). Raises StepFailed. When this process is
+    interrupted the child is ended first.
+    """
+    environ = {**clean_environ(), "PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
+    with open(log, "ab") as file:
+        file.write(f"\n--- {label}\n".encode())
+        file.flush()
+        child = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(keep_fd,),
+        )
+        try:
+            output = follow(child, label, file)
+        except BaseException:
+            child.terminate()
+            child.wait()
+            raise
+        finally:
+            clear_status()
+    if child.returncode:
+        raise StepFailed(f"{label} failed: {explain(output)}")
+    return output
+
+
+def follow(child: subprocess.Popen, label: str, log) -> str:
+    """Copy the child's output to `log` until it ends; show its last line on a terminal."""
+    assert child.stdout is not None
+    fd = child.stdout.fileno()
+    start = time.monotonic()
+    collected = b""
+    while True:
+        ready, _, _ = select.select([fd], [], [], 1.0)
+        if ready:
+            chunk = os.read(fd, 65536)
+            if not chunk:
+                break
+            log.write(chunk)
+            log.flush()
+            collected += chunk
+        last = collected.rstrip().rpartition(b"\n")[2].decode(errors="replace").strip()
+        show_status(f"{label} ({time.monotonic() - start:.0f} s) {last}")
+    child.wait()
+    return collected.decode(errors="replace")
+
+
+def show_status(text: str) -> None:
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns - 1
+        sys.stderr.write(f"\r\033[K{text[:width]}")
+        sys.stderr.flush()
+
+
+def clear_status() -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\033[K")
+        sys.stderr.flush()
+
+
+def explain(output: str) -> str:
+    """Return the cause of a failed step: no network, a full disk, or its last useful line."""
+    if any(mark in output for mark in OFFLINE):
+        return "the package index cannot be reached; the first use needs the network once"
+    if "No space left on device" in output:
+        return "no space left on the disk; the environment needs about 1 GB"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith(("error:", "fatal:"))]
+    return (errors or lines or ["it printed nothing"])[-1]
