@@ -1,0 +1,139 @@
+"""The engine as a user meets it: load a checkpoint, then text in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from course_lib.engine.checks import check_choice, check_context, check_count, check_ids
+from course_lib.engine.config import ModelConfig
+from course_lib.engine.files import checkpoint_folder
+from course_lib.engine.generate import Generation, generate_from
+from course_lib.engine.model import Model
+from course_lib.engine.prefill import IMPORTANCE_RULES, run_prompt
+from course_lib.engine.session import Session
+from course_lib.engine.tokenizer import Tokenizer
+from course_lib.engine.weights import Weights, load_weights
+from course_lib.errors import CourseError
+from course_lib.kvcache import CACHE_DTYPES
+
+
+class Engine:
+    """A dense Qwen3 model with its tokenizer; everything is computed in float32."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, tokenizer: Tokenizer):
+        self.config = config
+        self.tokenizer = tokenizer
+        self.model = Model(config, weights)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Engine:
+        """The engine of a Hugging Face checkpoint folder.
+
+        The folder holds config.json, model.safetensors (F32, F16 or BF16), tokenizer.json and,
+        for conversations, a chat template. Raises CourseError, one sentence that names the file
+        and the remedy, for anything absent, damaged or not supported.
+        """
+        path = checkpoint_folder(folder)
+        config = ModelConfig.from_folder(path)
+        tokenizer = Tokenizer.from_folder(path)
+        if tokenizer.vocab_size > config.vocab_size:
+            raise CourseError(
+                f"{path / 'tokenizer.json'} has token ids up to {tokenizer.vocab_size - 1}, the "
+                f"model knows {config.vocab_size} tokens: use the tokenizer.json and config.json "
+                "of one checkpoint"
+            )
+        return cls(config, load_weights(path, config), tokenizer)
+
+    def encode(self, text: str, allow_special: bool = True) -> list[int]:
+        """Token ids of `text`, none added; see `Tokenizer.encode` for `allow_special`."""
+        return self.tokenizer.encode(text, allow_special)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`; see `Tokenizer.decode`."""
+        return self.tokenizer.decode(ids)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation; see `Tokenizer.apply_chat_template`."""
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt)
+
+    def forward(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits at every position, float32 `[n, vocab]`, with exact attention on float32 rows."""
+        _, hidden = run_prompt(self.model, self._prompt(ids))
+        return self.model.logits(hidden)
+
+    def prefill(
+        self,
+        ids: Sequence[int],
+        *,
+        kv: str = "f32",
+        importance: str = "all_queries",
+        window: int | None = None,
+        prefill_k: int | None = None,
+        block_size: int = 32,
+    ) -> Session:
+        """Run the prompt `ids`; a Session whose logits are those after its last token.
+
+        kv: "f32" or "q8", the rows the cache keeps. With q8, prefill attends to the quantized
+        rows too (quantize, then read back): what is measured later is a q8 cache, not a mixture.
+        importance: softmax weight that prompt queries gave to each position, summed over layers
+        and heads; "all_queries", "last_window" (only the last `window` queries; default n mod
+        256, 256 where that is 0) or "none". It comes from the softmax that prefill computed.
+        prefill_k: None for exact attention, else blocks per head and mini-batch of 256 queries
+        (only when the prompt is longer than two blocks). Source: engine rule, design of 10-2.
+        Raises CourseError if the prompt is longer than the context, ValueError for empty or
+        out-of-range ids and for unknown options.
+        """
+        check_choice("kv", kv, CACHE_DTYPES)
+        check_choice("importance", importance, IMPORTANCE_RULES)
+        check_count("window", window, optional=True)
+        check_count("prefill_k", prefill_k, optional=True)
+        check_count("block_size", block_size)
+        if window is not None and importance != "last_window":
+            raise ValueError('window needs importance="last_window"')
+        session, hidden = run_prompt(
+            self.model,
+            self._prompt(ids),
+            kv=kv,
+            importance=importance,
+            window=window,
+            prefill_k=prefill_k,
+            block_size=block_size,
+        )
+        session.logits = self.model.logits(hidden[-1])
+        return session
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        max_new_tokens: int,
+        decode_k: int | None = None,
+        *,
+        n_probe: int = 8,
+        **prefill_options,
+    ) -> list[int]:
+        """Greedy continuation of `ids`: new token ids, without prompt and end token.
+
+        decode_k=None is exact; a number reads that many blocks. Other options as `prefill`.
+        """
+        check_count("max_new_tokens", max_new_tokens)
+        check_count("decode_k", decode_k, optional=True)
+        limit = self.config.max_position_embeddings
+        check_context(len(ids) + max_new_tokens, limit)
+        session = self.prefill(ids, **prefill_options)
+        return generate_from(session, max_new_tokens, decode_k, n_probe=n_probe).ids
+
+    def generate_from(
+        self, session: Session, max_new_tokens: int, decode_k: int | None = None, **options
+    ) -> Generation:
+        """Greedy continuation of a prefilled session; see `course_lib.engine.generate_from`."""
+        return generate_from(session, max_new_tokens, decode_k, **options)
+
+    def _prompt(self, ids: Sequence[int]) -> list[int]:
+        checked = check_ids(ids, self.config.vocab_size)
+        check_context(len(checked), self.config.max_position_embeddings)
+        return checked

@@ -1,0 +1,66 @@
+"""The Qwen3 decoder: one definition that prefill, decode and evaluation all run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from course_lib.engine.config import ModelConfig
+from course_lib.engine.layers import linear, rms_norm, rope, rope_tables, silu_mul
+from course_lib.engine.weights import LayerWeights, Weights
+
+# (layer, q [num_heads, t, d], k [num_kv_heads, t, d], v likewise) -> context [num_heads, t, d]
+Attend = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+class Model:
+    """Config and weights, and the arithmetic between a token id and its logits.
+
+    What attention reads and how (a cache of float32 or q8 rows, all rows or some blocks) is the
+    caller's: it passes an `attend` function. All arrays are float32.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights):
+        self.config = config
+        self.weights = weights
+
+    def hidden(self, ids: Sequence[int], start: int, attend: Attend) -> np.ndarray:
+        """Hidden states `[t, hidden]` after the last layer, for tokens at start … start + t - 1."""
+        config = self.config
+        positions = np.arange(start, start + len(ids))
+        cos, sin = rope_tables(positions, config.head_dim, config.rope_theta)
+        x = self.weights.embedding[np.asarray(ids)]
+        for layer, weights in enumerate(self.weights.layers):
+            q, k, v = self._project(weights, x, cos, sin)
+            context = attend(layer, q, k, v)
+            joined = context.transpose(1, 0, 2).reshape(len(ids), -1)
+            x = x + linear(joined, weights.o_proj)
+            h = rms_norm(x, weights.post_attention_norm, config.rms_norm_eps)
+            gated = silu_mul(linear(h, weights.gate_proj), linear(h, weights.up_proj))
+            x = x + linear(gated, weights.down_proj)
+        return x
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        """Logits `[..., vocab]` of hidden states `[..., hidden]`."""
+        normed = rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps)
+        return linear(normed, self.weights.output)
+
+    def _project(
+        self, weights: LayerWeights, x: np.ndarray, cos: np.ndarray, sin: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Query, key and value rows, head-major; q and k are normed per head, then rotated."""
+        config = self.config
+        h = rms_norm(x, weights.input_norm, config.rms_norm_eps)
+        by_head = (len(x), -1, config.head_dim)
+        q = linear(h, weights.q_proj).reshape(by_head)
+        k = linear(h, weights.k_proj).reshape(by_head)
+        v = linear(h, weights.v_proj).reshape(by_head)
+        q = rope(rms_norm(q, weights.q_norm, config.rms_norm_eps), cos, sin)
+        k = rope(rms_norm(k, weights.k_norm, config.rms_norm_eps), cos, sin)
+        return _head_major(q), _head_major(k), _head_major(v)
+
+
+def _head_major(rows: np.ndarray) -> np.ndarray:
+    """`[t, heads, d]` -> C-contiguous `[heads, t, d]`, the order in which the cache is read."""
+    return np.ascontiguousarray(rows.transpose(1, 0, 2))

@@ -1,0 +1,132 @@
+"""Text to token ids and back, with control tokens that text cannot forge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import pre_tokenizers
+
+from course_lib.engine.chat import ChatTemplate
+from course_lib.engine.files import read_json_object
+from course_lib.errors import CourseError
+
+REMEDY = "copy the whole checkpoint folder again"
+
+
+class Tokenizer:
+    """Byte-level BPE of a checkpoint's `tokenizer.json`, and its chat template.
+
+    Two encoders share one vocabulary: one that recognises the control tokens ("added tokens",
+    such as <|im_end|>) in text, and one that has never heard of them and spells them out.
+    """
+
+    def __init__(self, definition: Mapping[str, Any], chat_template: ChatTemplate | None = None):
+        self.chat_template = chat_template
+        self._control = HFTokenizer.from_str(json.dumps(definition))
+        self._plain = HFTokenizer.from_str(json.dumps(_without_added_tokens(definition)))
+        self._control_ids = {
+            token.content: id for id, token in self._control.get_added_tokens_decoder().items()
+        }
+        self.vocab_size = 1 + max(self._control.get_vocab(with_added_tokens=True).values())
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Read `tokenizer.json` and the chat template in `folder`; CourseError names the file."""
+        path = folder / "tokenizer.json"
+        definition = read_json_object(path, remedy=REMEDY)
+        kind = (definition.get("model") or {}).get("type")
+        if kind != "BPE":
+            raise CourseError(
+                f"{path}: tokenizer model {kind!r} is not supported: choose a checkpoint with a "
+                "byte-level BPE tokenizer"
+            )
+        try:
+            tokenizer = cls(definition, ChatTemplate.from_folder(folder))
+        except CourseError:
+            raise
+        except Exception as error:  # the tokenizers package raises bare Exception
+            raise CourseError(f"{path} is not a usable tokenizer ({error}): {REMEDY}") from None
+        if not set(pre_tokenizers.ByteLevel.alphabet()) <= set(definition["model"]["vocab"]):
+            raise CourseError(
+                f"{path}: some of the 256 bytes have no token, so some text would be lost: choose "
+                "a checkpoint with a byte-level BPE tokenizer"
+            )
+        return tokenizer
+
+    @property
+    def control_tokens(self) -> dict[str, int]:
+        """Every control token's text and id."""
+        return dict(self._control_ids)
+
+    def encode(self, text: str, allow_special: bool = True) -> list[int]:
+        """Token ids of `text`; no token is added in front or behind.
+
+        allow_special=True reads "<|im_end|>" in the text as that control token; False spells it
+        out in ordinary tokens: use it for text from outside. Raises TypeError if `text` is not a
+        str, ValueError if it cannot be written as UTF-8 (a lone surrogate).
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"text must be a str, got {type(text).__name__}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"text holds a lone surrogate at character {error.start}: remove it or decode the "
+                "text as UTF-8"
+            ) from None
+        encoder = self._control if allow_special else self._plain
+        return encoder.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, control tokens included; the inverse of `encode`.
+
+        Bytes that are not UTF-8 (an emoji cut in two) become U+FFFD. An id that the model has but
+        the tokenizer has no text for (padding of the vocabulary) gives no text. Raises ValueError
+        for a negative id.
+        """
+        ids = [int(token) for token in ids]
+        if ids and min(ids) < 0:
+            raise ValueError(f"token id {min(ids)} is negative: ids count from 0")
+        return self._control.decode(ids, skip_special_tokens=False)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation in the model's own chat format.
+
+        messages: dicts with "role" ("system", "user", "assistant" or "tool") and "content" (str).
+        add_generation_prompt opens the assistant's answer. Control tokens come from the template
+        alone: a content that spells one is encoded as the letters it is made of. Raises
+        CourseError if the checkpoint has no chat template, ValueError for malformed messages or
+        if the template refuses them.
+        """
+        if self.chat_template is None:
+            raise CourseError(
+                "this checkpoint has no chat template (neither chat_template.jinja nor "
+                "chat_template in tokenizer_config.json): encode a plain prompt instead"
+            )
+        ids: list[int] = []
+        for text, is_control in self.chat_template.pieces(
+            messages, list(self._control_ids), add_generation_prompt
+        ):
+            ids += [self._control_ids[text]] if is_control else self.encode(text, False)
+        return ids
+
+
+def _without_added_tokens(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a tokenizer.json in which no text can become one of its added tokens."""
+    added = {token["content"] for token in definition.get("added_tokens") or []}
+    model = dict(definition["model"])
+    # Trainers also list control tokens in the BPE vocabulary: leave no way to them by merges.
+    model["vocab"] = {text: id for text, id in model["vocab"].items() if text not in added}
+    merges = []
+    for merge in model.get("merges") or []:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        if added.isdisjoint((left, right, left + right)):
+            merges.append(merge)
+    model["merges"] = merges
+    return {**definition, "model": model, "added_tokens": [], "post_processor": None}
