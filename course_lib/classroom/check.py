@@ -57,7 +57,7 @@ def report(item_id: str, answer: Any) -> tuple[str, bool]:
     results = run_all(item, answer, cases)
     if all(is_stub(result, item_id) for result in results):
         return f"[ ] {item_id} not attempted", False
-    complaints = [judge(c, r, mutates=item.mutates) for c, r in zip(cases, results)]
+    complaints = [judge(c, r, mutates=item.mutates) for c, r in zip(cases, results, strict=True)]
     return _summary(item_id, [case.name for case in cases], complaints)
 
 
@@ -70,14 +70,14 @@ def _report_reading(item: exercises.Reading, answer: Any) -> tuple[str, bool]:
     truth = sealed.load(item.id)
     complaints = [
         sealed.complaint(item.id, part, value, truth[part], item.slack)
-        for part, value in zip(item.parts, given)
+        for part, value in zip(item.parts, given, strict=True)
     ]
     return _summary(item.id, list(item.parts), complaints)
 
 
 def _summary(item_id: str, names: list[str], complaints: list[str | None]) -> tuple[str, bool]:
     total = len(complaints)
-    failed = [(n, c) for n, c in zip(names, complaints) if c is not None]
+    failed = [(n, c) for n, c in zip(names, complaints, strict=True) if c is not None]
     if not failed:
         return f"[ok] {item_id} {total}/{total} public checks", True
     name, complaint = failed[0]

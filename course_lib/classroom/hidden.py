@@ -62,7 +62,7 @@ def mark(item: Exercise, hidden: Hidden, fn: Callable) -> Mark:
         stubs += sum(is_stub(result, item.id) for result in results)
         wrong = [
             f"{group.name} / {case.name}: {complaint}"
-            for case, result in zip(group.cases, results)
+            for case, result in zip(group.cases, results, strict=True)
             if (complaint := judge(case, result, mutates=item.mutates)) is not None
         ]
         if wrong:

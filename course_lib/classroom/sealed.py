@@ -102,7 +102,7 @@ def _seal_lines(item_id: str, part: str, target: Lines, root: Path) -> dict[str,
 def line_digests(item_id: str, part: str, path: str, root: Path = ROOT) -> list[str]:
     """Return one digest for every line of a file, over the line and its two neighbours."""
     lines = ["", *(" ".join(line.split()) for line in _lines(root / path)), ""]
-    windows = zip(lines, lines[1:], lines[2:])
+    windows = zip(lines, lines[1:], lines[2:], strict=False)
     return [_digest(item_id, part, path, *window) for window in windows]
 
 

@@ -135,7 +135,7 @@ def _sequence_difference(expect, got, rtol, atol, dtype) -> str | None:
     whole = _expected(list(expect), list(items))
     if len(items) != len(expect):
         return whole if len(whole) < 100 else f"expected {len(expect)} items, got {len(items)}"
-    for index, (want, have) in enumerate(zip(expect, items)):
+    for index, (want, have) in enumerate(zip(expect, items, strict=True)):
         found = difference(want, have, rtol=rtol, atol=atol, dtype=dtype)
         if found:
             return whole if len(whole) < 60 else f"at [{index}] {found}"

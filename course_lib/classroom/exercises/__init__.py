@@ -12,7 +12,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 from course_lib.errors import CourseError
 
@@ -83,7 +83,7 @@ class Reading:
     slack: int = 3
 
 
-Item = Union[Exercise, Reading]
+Item = Exercise | Reading
 
 
 def parse_id(item_id: str) -> tuple[int, str]:
