@@ -1,0 +1,1 @@
+"""Training of the shipped model: tokenizer, documents, network, optimisation (extra `train`)."""
