@@ -67,7 +67,7 @@ class BuildKernels(build_ext):
 
 
 def target_of(compiler):
-    """Return the target triplet of a compiler command: what is built may not be for this machine."""
+    """Return the target triplet of a compiler: what is built may not be for this machine."""
     answer = subprocess.run([compiler[0], "-dumpmachine"], capture_output=True, text=True)
     return answer.stdout.strip() or "an unknown target"
 

@@ -7,28 +7,17 @@ imported only when its verb is called, so help and errors about verbs cost nothi
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
-from typing import NamedTuple
 
 from course_lib.errors import CourseError
 
+VERBS = ("lab", "start", "day", "needle", "test", "build", "doctor")
+"""In reading order; each is a module of course_lib.commands."""
 
-class Verb(NamedTuple):
-    module: str
-    help: str
-    needs_environment: bool = True
-
-
-VERBS = {
-    "lab": Verb("lab", "open JupyterLab on your copies of the days"),
-    "start": Verb("start", "copy a day into work/, never overwriting"),
-    "day": Verb("day", "run one day headless and print its numbers"),
-    "needle": Verb("needle", "exact against block-sparse decode on needle prompts"),
-    "test": Verb("test", "run the tests"),
-    "build": Verb("build", "build notebooks from their sources, or --check them"),
-    "doctor": Verb("doctor", "say what this machine has and what is missing", False),
-}
+WITHOUT_ENVIRONMENT = ("doctor",)
+"""Verbs that also run on a bare Python."""
 
 EXIT_CODES = """\
 exit codes: 0 done; 1 ran, and a test or check failed (or a defect of the course: a traceback);
@@ -37,21 +26,32 @@ exit codes: 0 done; 1 ran, and a test or check failed (or a defect of the course
 
 ENVIRONMENT = """\
 environment: COURSE_KERNEL=numpy|portable chooses the backend; COURSE_REQUIRE_KERNELS=1 makes
-kernels that do not compile an error; XDG_CACHE_HOME holds the environment of a read-only checkout"""
+kernels that do not compile an error; under XDG_CACHE_HOME lies the environment of a read-only
+checkout"""
+
 
 
 def usage() -> str:
-    width = max(map(len, VERBS)) + 2
     lines = ["usage: ./course VERB [options]     (./course VERB --help for its options)", ""]
-    lines += [f"  {name:{width}}{verb.help}" for name, verb in VERBS.items()]
-    lines += [f"  {'help':{width}}this text", "", EXIT_CODES, "", ENVIRONMENT]
+    lines += [f"  {name:9}{help_of(name)}" for name in VERBS]
+    lines += [f"  {'help':9}this text", "", EXIT_CODES, "", ENVIRONMENT]
     return "\n".join(lines)
+
+
+def help_of(verb: str) -> str:
+    """Return a command's HELP, read from its source: importing it may need the environment."""
+    path = os.path.join(os.path.dirname(__file__), "commands", f"{verb}.py")
+    with open(path, encoding="utf-8") as file:
+        match = re.search(r'^HELP = "(.*)"$', file.read(), re.MULTILINE)
+    if match is None:
+        raise CourseError(f"{path} has no line HELP = \"…\"")
+    return match.group(1)
 
 
 def without_environment(argv: list[str]) -> int | None:
     """Run what needs no environment (help, a wrong verb, doctor) and return its exit code; None
     for every other command."""
-    if argv and argv[0] in VERBS and VERBS[argv[0]].needs_environment:
+    if argv and argv[0] in VERBS and argv[0] not in WITHOUT_ENVIRONMENT:
         return None
     return main(argv)
 
@@ -87,7 +87,7 @@ def dispatch(argv: list[str]) -> int:
     if name not in VERBS:
         kind = "option" if name.startswith("-") else "verb"
         raise CourseError(f"unknown {kind} {name!r}; {nearest(name, [*VERBS, 'help', '--help'])}")
-    module = import_module(f"course_lib.commands.{VERBS[name].module}")
+    module = import_module(f"course_lib.commands.{name}")
     from course_lib.commands.parser import Parser
 
     parser = Parser(prog=f"./course {name}", description=module.HELP, epilog=EXIT_CODES)

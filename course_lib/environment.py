@@ -46,7 +46,7 @@ def prepare(root: str, env: str) -> int:
                 )
         return 0
     except KeyboardInterrupt:
-        print("course: interrupted; the next ./course call goes on with the set-up", file=sys.stderr)
+        print("course: interrupted; the next call goes on with the set-up", file=sys.stderr)
         return 130
     except CourseError as error:
         print(f"course: {error}", file=sys.stderr)
@@ -106,7 +106,8 @@ def create(root: str, env: str, log: str, lock: int) -> None:
             else f"the package of your system that holds Python {version}'s venv and ensurepip"
         )
         raise CourseError(f"Python {version} lacks its venv module; install it: {remedy}")
-    announce(f"setting up {env} (once; a few minutes, about 300 MB of downloads)", log)
+    size = "100 MB of downloads, 600 MB on disk"
+    announce(f"setting up {env} (once; a few minutes, about {size})", log)
     if os.path.lexists(env):
         shutil.rmtree(env) if not os.path.islink(env) else os.remove(env)
     with open(log, "wb"):

@@ -1,0 +1,26 @@
+"""`./course doctor`: what this machine has, what a missing thing costs, what installs it."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "say what this machine has, what is missing and what to do about it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It takes no options."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one line per thing; 1 if something that the course cannot do without is missing."""
+    from course_lib.machine import findings
+
+    found = findings()
+    width = max(len(f.name) for f in found)
+    for finding in found:
+        mark = "ok" if finding.ok else "MISSING" if finding.needed else "--"
+        print(f"{mark:8}{finding.name:{width}}  {finding.detail}")
+        if not finding.ok:
+            print(f"{'':8}{'':{width}}  costs: {finding.cost}")
+            print(f"{'':8}{'':{width}}  remedy: {finding.remedy}")
+    return 1 if any(f.needed and not f.ok for f in found) else 0

@@ -1,0 +1,53 @@
+"""`./course test`: every suite, with its time, and one closing line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from course_lib.suites import SUITES, Count, Suite
+
+HELP = "run the tests"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    names = [suite.name for suite in SUITES]
+    parser.add_argument("--only", choices=names, action="append", metavar="SUITE",
+                        help=f"run this suite (may be repeated): {', '.join(names)}")
+    parser.add_argument("--full", action="store_true",
+                        help="also " + ", ".join(s.name for s in SUITES if s.full)
+                        + " (they install packages; torch may be several GB)")
+    parser.add_argument("--backend", metavar="NAME", help="kernels to use, as COURSE_KERNEL")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen suites; 1 if any test failed. CourseError for a backend that is not there."""
+    from course_lib import backend
+
+    if args.backend:
+        os.environ["COURSE_KERNEL"] = args.backend
+    info = backend.info()
+    print(f"backend: {info.variant} ({info.reason})", flush=True)
+    suites = [s for s in SUITES if (s.name in args.only if args.only else args.full or not s.full)]
+    results: list[tuple[Suite, Count, float]] = []
+    try:
+        for suite in suites:
+            print(f"\n== {suite.name}: {suite.about}", flush=True)
+            start = time.monotonic()
+            results.append((suite, suite.run(), time.monotonic() - start))
+    finally:
+        total = summarize(results)
+    return 1 if total.failed else 0
+
+
+def summarize(results: list[tuple[Suite, Count, float]]) -> Count:
+    """Print one line a suite and the closing line, which CI reads; return the total."""
+    total = Count()
+    print()
+    for suite, count, seconds in results:
+        note = f"   ({count.note})" if count.note else ""
+        print(f"{suite.name:13}{seconds:7.1f} s   {count}{note}")
+        total += count
+    print(total, flush=True)
+    return total

@@ -1,0 +1,180 @@
+"""What the machine has: the checks behind `./course doctor`.
+
+Standard library only, because it also answers before the environment exists.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from course_lib import launch
+from course_lib.errors import CourseError
+from course_lib.paths import FONTS, ROOT
+
+X86_FEATURES = ("sse4_1", "avx2", "fma", "avx512f", "avx512_vnni")
+# Linux HWCAP bits of aarch64, <asm/hwcap.h>.
+ARM_FEATURES = {"asimd": 1, "fphp": 9, "asimddp": 20, "i8mm": 64 + 13}
+BROWSERS = ("firefox", "chromium", "chromium-browser", "google-chrome", "x-www-browser", "open")
+
+
+class Finding(NamedTuple):
+    """One line of the report; cost and remedy are shown where ok is False."""
+
+    name: str
+    ok: bool
+    detail: str
+    cost: str = ""
+    remedy: str = ""
+    needed: bool = False
+
+
+def findings() -> list[Finding]:
+    """Return every check, in reading order."""
+    checks = (python, environment, compiler, headers, kernels, cpu, memory, disk, font, browser)
+    return [check() for check in checks]
+
+
+def install(package: str) -> str:
+    """Return the command that installs a Debian or Ubuntu package, or words elsewhere."""
+    if shutil.which("apt-get"):
+        return f"sudo apt install {package}"
+    return f"install the counterpart of Debian's {package}"
+
+
+def python() -> Finding:
+    version = sysconfig.get_python_version()
+    ok = find_spec("venv") is not None and find_spec("ensurepip") is not None
+    detail = f"{platform.python_version()} at {sys.executable}" + ("" if ok else ", no venv module")
+    return Finding("Python", ok, detail,
+                   "no environment can be made", install(f"python{version}-venv"), needed=True)
+
+
+def environment() -> Finding:
+    env = launch.find_environment(str(ROOT))
+    reason = launch.problem(str(ROOT), env)
+    return Finding(
+        "environment", reason is None, env if reason is None else f"{env}: {reason}",
+        "the next command sets it up first (the network is needed)", "./course lab",
+    )
+
+
+def compiler() -> Finding:
+    name = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    path = shutil.which(name)
+    detail = f"no {name}"
+    if path:
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True)
+        detail = (answer.stdout.splitlines() or [path])[0]
+    return Finding("compiler", bool(path), detail,
+                   "no compiled kernels: everything runs on NumPy, slower", install("gcc"))
+
+
+def headers() -> Finding:
+    path = os.path.join(sysconfig.get_path("include"), "Python.h")
+    ok = os.path.exists(path)
+    return Finding("headers", ok, path if ok else f"no {path}",
+                   "no compiled kernels: everything runs on NumPy, slower",
+                   install(f"python{sysconfig.get_python_version()}-dev"))
+
+
+def kernels() -> Finding:
+    cost = "attention and quantization run on NumPy, slower"
+    remedy = "make compiler and headers ok above; the next command then compiles them"
+    stamp = launch.read_stamp(launch.find_environment(str(ROOT))) or {}
+    if find_spec("numpy") is None:
+        return Finding("kernels", False, "not known before the environment is there", cost, remedy)
+    from course_lib import backend
+
+    try:
+        info = backend.info()
+    except CourseError as error:
+        return Finding("kernels", False, str(error), cost, "unset COURSE_KERNEL")
+    ok = info.name != "numpy"
+    line = stamp.get("kernels_line") or "kernels: built by hand"
+    return Finding("kernels", ok, f"{info.variant} ({info.reason}); {line}", cost, remedy)
+
+
+def cpu() -> Finding:
+    features = cpu_features()
+    name = cpu_name() or platform.processor() or platform.machine()
+    return Finding("CPU", True, f"{name}, {os.cpu_count()} cores, {platform.machine()}: "
+                   + (", ".join(features) or "no vector features that the course asks about"))
+
+
+def cpu_name() -> str:
+    lines = read("/proc/cpuinfo").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    board = read("/proc/device-tree/model").strip("\0\n")
+    return board or (names[0] if names else "")
+
+
+def cpu_features() -> list[str]:
+    """Return the vector features that kernels may use: from the kernel's auxiliary vector on
+    aarch64 (under emulation /proc/cpuinfo shows the host), from /proc/cpuinfo on x86."""
+    if platform.machine() in ("aarch64", "arm64") and sys.platform == "linux":
+        import ctypes
+
+        getauxval = ctypes.CDLL(None).getauxval
+        getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+        words = getauxval(16) | getauxval(26) << 64  # AT_HWCAP, AT_HWCAP2
+        return [name for name, bit in ARM_FEATURES.items() if words >> bit & 1]
+    flags: set[str] = set()
+    for line in read("/proc/cpuinfo").splitlines():
+        if line.startswith("flags"):
+            flags = set(line.partition(":")[2].split())
+            break
+    return [name for name in X86_FEATURES if name in flags]
+
+
+def memory() -> Finding:
+    sizes = {}
+    for line in read("/proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        sizes[name] = int(rest.split()[0]) / 1e6  # kB to GB
+    if "MemAvailable" not in sizes:
+        return Finding("memory", True, "size unknown here")
+    free = sizes["MemAvailable"]
+    return Finding("memory", free >= 1.5, f"{free:.1f} of {sizes['MemTotal']:.1f} GB free",
+                   "a notebook (up to 0.6 GB) beside JupyterLab may be ended by the system",
+                   "close other programs or notebooks")
+
+
+def disk() -> Finding:
+    folder = launch.find_environment(str(ROOT))
+    made = os.path.isdir(folder)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    free = shutil.disk_usage(folder).free / 1e9
+    needed = 0.1 if made else 1.0
+    return Finding("disk", free >= needed, f"{free:.1f} GB free at {folder}",
+                   "set-up or a notebook's copy may fail halfway", "free some space")
+
+
+def font() -> Finding:
+    shipped = [name for name in sorted(os.listdir(FONTS)) if name.endswith((".ttf", ".otf"))] \
+        if os.path.isdir(FONTS) else []
+    return Finding("font", bool(shipped), ", ".join(shipped) or "no Chinese font in data/fonts",
+                   "labels in figures stay English", "git checkout data/fonts")
+
+
+def browser() -> Finding:
+    names = [name for name in BROWSERS if shutil.which(name)]
+    return Finding("browser", bool(names), ", ".join(names) or "none found",
+                   "JupyterLab opens no window; its address is printed",
+                   "open the address on another computer: ./course lab --no-browser, then "
+                   "`ssh -L 8888:127.0.0.1:8888 BOARD` there")
+
+
+def read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,104 @@
+"""Environments beside the main one: torch for the oracle, and other Pythons for the unit tests."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from course_lib import environment, launch
+from course_lib.errors import CourseError
+from course_lib.paths import ROOT
+from course_lib.suites import TESTS, Count, environ, pytest
+
+GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "pytest", "hypothesis")
+"""What the subject, the engine and their tests import; the upper floor needs Jupyter too."""
+
+
+def oracle_tests() -> Count:
+    """Run tests/oracle with torch and transformers beside; none may be skipped there."""
+    packages = [*requirements_of(*GROUND_FLOOR), *environment.requirements(str(ROOT), ("oracle",))]
+    pins = ["-c", str(ROOT / "tools" / "oracle-constraints.txt")]
+    try:
+        python = ensure("oracle", sys.executable, [*pins, *dict.fromkeys(packages)])
+    except CourseError as error:
+        return impossible(str(error))
+    return pytest(str(TESTS / "oracle"), python=python, skips_fail=True)
+
+
+def other_pythons() -> Count:
+    """Run the unit tests of the ground floor on every other Python from 3.10 that is there."""
+    total = Count()
+    found = find_pythons()
+    if not found:
+        return impossible("no other Python from 3.10 is on PATH or under pyenv")
+    env = environ(COURSE_KERNEL="numpy", COURSE_REQUIRE_KERNELS="0")
+    for version, program in found.items():
+        print(f"Python {version}:", flush=True)
+        try:
+            python = ensure(f"py{version}", program, requirements_of(*GROUND_FLOOR))
+        except CourseError as error:
+            total += impossible(str(error))
+            continue
+        total += pytest(str(TESTS / "unit"), python=python, env=env)
+    return total
+
+
+def impossible(reason: str) -> Count:
+    """Return a failure in CI, where nothing may be left out unseen, and a skip elsewhere."""
+    print(f"not run: {reason}", flush=True)
+    if os.environ.get("CI") == "true":
+        return Count(failed=1, note=reason)
+    return Count(skipped=1, note=reason)
+
+
+def requirements_of(*names: str) -> list[str]:
+    """Return the requirements of pyproject.toml for these packages."""
+    bounds = {re.split(r"[<>=!~]", line)[0]: line for line in environment.requirements(str(ROOT))}
+    return [bounds[name] for name in names]
+
+
+def find_pythons() -> dict[str, str]:
+    """Return version -> program of other Pythons that start and can make an environment."""
+    found: dict[str, str] = {}
+    pyenv = os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")
+    for minor in range(10, 20):
+        version = f"3.{minor}"
+        if minor == sys.version_info[1]:
+            continue
+        on_path = shutil.which(f"python{version}")
+        candidates = [on_path] if on_path else []
+        candidates += sorted(glob.glob(f"{pyenv}/versions/{version}.*/bin/python{version}"))
+        for program in candidates:
+            # A pyenv shim is on PATH for versions that are not switched on, and fails.
+            check = subprocess.run([program, "-Ic", "import venv, ensurepip"], capture_output=True)
+            if check.returncode == 0:
+                found[version] = program
+                break
+    return found
+
+
+def ensure(name: str, program: str, packages: list[str]) -> str:
+    """Make the environment `<main one>-<name>` with `program` unless it is there as asked for;
+    return its Python. CourseError when that fails."""
+    root = str(ROOT)
+    env = f"{launch.find_environment(root)}-{name}"
+    stamp = Path(env) / launch.STAMP
+    wanted = "\n".join([env, os.path.realpath(program), *packages])
+    python = launch.python_of(env)
+    with environment.locked(env + ".lock") as lock:
+        if stamp.exists() and stamp.read_text() == wanted and os.access(python, os.X_OK):
+            return python
+        shutil.rmtree(env, ignore_errors=True)
+        log = env + ".log"
+        Path(log).write_bytes(b"")
+        make = [program, "-I", "-m", "venv", env]
+        environment.step(f"making {env}", make, root, log, lock)
+        pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+        environment.step(f"installing into {env}", [*pip, *packages], root, log, lock)
+        environment.write_atomically(str(stamp), wanted.encode())
+    return python
