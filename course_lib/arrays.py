@@ -1,11 +1,34 @@
-"""Border checks shared by the subject modules: one clear sentence for a bad array or count."""
+"""What the subject modules share at their border: array checks and the rows of a layer."""
 
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 F32 = np.float32
+
+
+class LayerRows(NamedTuple):
+    """KV rows, head-major: k, v [num_kv_heads, n, head_dim], float32 with scales None, or int8
+    with float32 scales [num_kv_heads, n]."""
+
+    k: np.ndarray
+    v: np.ndarray
+    k_scale: np.ndarray | None = None
+    v_scale: np.ndarray | None = None
+
+    def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "LayerRows":
+        """Return the rows with ``change`` applied to each array that is there."""
+        return LayerRows(*(a if a is None else change(a) for a in self))  # type: ignore[arg-type]
+
+    def upto(self, n: int) -> "LayerRows":
+        """Return the rows of the first n tokens of every KV head."""
+        return self.map(lambda a: a[:, :n])
+
+    def head(self, kh: int) -> "LayerRows":
+        """Return the rows of one KV head: k, v [n, head_dim], scales [n]."""
+        return self.map(lambda a: a[kh])
 
 
 def as_float32(x: Any, name: str, ndim: int | None = None) -> np.ndarray:
@@ -37,20 +60,18 @@ def positive_int(value: Any, name: str) -> int:
     return number
 
 
-def describe_row(index: tuple[int, ...], first_token: int = 0) -> str:
-    """Name a row of a head-major array: [heads, tokens] by head and token, else by index."""
-    if len(index) == 2:
-        return f"head {index[0]}, token {first_token + index[1]}"
-    if len(index) == 1:
-        return f"token {first_token + index[0]}"
-    return f"row {tuple(int(i) for i in index)}" if index else "the row"
+def require_finite(x: np.ndarray, name: str, first_token: int = 0) -> None:
+    """Raise ValueError naming the first row of ``x[..., d]`` that holds NaN or infinity.
 
-
-def require_finite_rows(x: np.ndarray, name: str, first_token: int = 0) -> None:
-    """Raise ValueError naming the first row of ``x[..., d]`` that holds NaN or infinity."""
+    A row of [heads, tokens, d] is named by head and token, one of [tokens, d] by token.
+    """
     finite = np.isfinite(x)
     if finite.all():
         return
-    bad = np.argwhere(~finite.all(axis=-1))[0]
-    where = describe_row(tuple(int(i) for i in bad), first_token)
-    raise ValueError(f"{name} holds NaN or infinity at {where}; check the step that produced it.")
+    index = [int(i) for i in np.argwhere(~finite.all(axis=-1))[0]]
+    if index:
+        index[-1] += first_token
+    where = {0: "", 1: " at token {}", 2: " at head {}, token {}"}.get(len(index), f" at {index}")
+    raise ValueError(
+        f"{name} holds NaN or infinity{where.format(*index)}; check the step that produced it."
+    )

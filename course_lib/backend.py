@@ -4,9 +4,8 @@
 environment is read at the first use, not at import, so importing the library cannot fail
 because of it.
 
-What ``kernels_pyx`` provides: ``VARIANTS``, the names of the variants that this build can run
-on this CPU, best first (("portable",) if it says nothing), and ``kernels(variant)``, a mapping
-from operation name to callable; without it the module's own functions are the portable set.
+``kernels_pyx`` provides ``VARIANTS``, the names of the variants that this build can run on this
+CPU, best first, and ``kernels(variant)``, a mapping from operation name to callable.
 """
 
 import functools
@@ -56,7 +55,7 @@ def _resolve(requested: str) -> tuple[BackendInfo, Mapping[str, Callable[..., An
                 "build them with a C compiler or set COURSE_KERNEL=numpy."
             )
         return BackendInfo("numpy", "numpy", problem), {}
-    runnable = tuple(getattr(module, "VARIANTS", ("portable",)))
+    runnable = tuple(module.VARIANTS)
     if requested and requested not in runnable:
         raise CourseError(
             f"COURSE_KERNEL={requested} cannot run here; "
@@ -66,7 +65,7 @@ def _resolve(requested: str) -> tuple[BackendInfo, Mapping[str, Callable[..., An
         return BackendInfo("numpy", "numpy", "kernels_pyx has no variant for this CPU"), {}
     variant = requested or runnable[0]
     reason = f"COURSE_KERNEL={requested}" if requested else "the best variant this CPU runs"
-    return BackendInfo("kernels_pyx", variant, reason), _table(module, variant)
+    return BackendInfo("kernels_pyx", variant, reason), module.kernels(variant)
 
 
 def _load() -> tuple[Any, str]:
@@ -81,9 +80,3 @@ def _load() -> tuple[Any, str]:
     if module.__spec__ is None or module.__spec__.origin is None:
         return None, "kernels_pyx is a folder without a package"  # a half-cleaned checkout
     return module, ""
-
-
-def _table(module: Any, variant: str) -> Mapping[str, Callable[..., Any]]:
-    if hasattr(module, "kernels"):
-        return dict(module.kernels(variant))
-    return {n: f for n, f in vars(module).items() if callable(f) and not n.startswith("_")}

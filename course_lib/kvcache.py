@@ -9,19 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from course_lib.arrays import F32, as_float32, positive_int, require_finite_rows
+from course_lib.arrays import F32, LayerRows, as_float32, positive_int, require_finite
 from course_lib.quant import ROUNDING_RULES, quantize_rows
 
 CACHE_DTYPES = ("f32", "q8")
-
-
-class LayerRows(NamedTuple):
-    """Views of one layer's rows: k, v [num_kv_heads, n, head_dim]; scales [num_kv_heads, n]."""
-
-    k: np.ndarray
-    v: np.ndarray
-    k_scale: np.ndarray | None
-    v_scale: np.ndarray | None
 
 
 class RowAddress(NamedTuple):
@@ -57,7 +48,7 @@ class KVCache:
     def _allocate(self, capacity: int) -> LayerRows:
         shape = (self.num_kv_heads, capacity, self.head_dim)
         if self.dtype == "f32":
-            return LayerRows(np.empty(shape, F32), np.empty(shape, F32), None, None)
+            return LayerRows(np.empty(shape, F32), np.empty(shape, F32))
         return LayerRows(np.empty(shape, np.int8), np.empty(shape, np.int8),
                          np.empty(shape[:2], F32), np.empty(shape[:2], F32))
 
@@ -95,16 +86,14 @@ class KVCache:
                 f"k and v must both have shape [{self.num_kv_heads}, t, {self.head_dim}], "
                 f"not {k.shape}, {v.shape}."
             )
-        require_finite_rows(k, "k", first_token=have)
-        require_finite_rows(v, "v", first_token=have)
-        new = LayerRows(k, v, None, None)
+        require_finite(k, "k", first_token=have)
+        require_finite(v, "v", first_token=have)
+        new = LayerRows(k, v)
         if self.dtype == "q8":
             (kq, k_scale), (vq, v_scale) = quantize_rows(k, self.rule), quantize_rows(v, self.rule)
             new = LayerRows(kq, vq, k_scale, v_scale)
         self._reserve(layer, have + k.shape[1])
-        for stored, fresh in zip(self._layers[layer], new):
-            if stored is not None:
-                stored[:, have : have + k.shape[1]] = fresh
+        _write(self._layers[layer], new, have)
         self._lengths[layer] = have + k.shape[1]
 
     def _reserve(self, layer: int, tokens: int) -> None:
@@ -115,20 +104,19 @@ class KVCache:
         # An eighth more than now, so that n appended tokens cost O(n) copies, not O(n^2).
         blocks = -(-max(tokens, capacity + capacity // 8) // self.block_size)
         grown = self._allocate(blocks * self.block_size)
-        have = self._lengths[layer]
-        for target, source in zip(grown, old):
-            if target is not None:
-                target[:, :have] = source[:, :have]
+        _write(grown, old.upto(self._lengths[layer]), 0)
         self._layers[layer] = grown
 
     def rows(self, layer: int) -> LayerRows:
         """Return read-only views of a layer's rows; valid until the next append or truncate."""
         n = self.layer_length(layer)
-        views = [None if a is None else a[:, :n] for a in self._layers[layer]]
-        for view in views:
-            if view is not None:
-                view.flags.writeable = False
-        return LayerRows(*views)
+
+        def view(array: np.ndarray) -> np.ndarray:
+            rows = array[:, :n]
+            rows.flags.writeable = False
+            return rows
+
+        return self._layers[layer].map(view)
 
     def truncate(self, n: int) -> None:
         """Keep the first n tokens of every layer; the memory stays reserved.
@@ -144,8 +132,7 @@ class KVCache:
         """Return an independent cache with the same rows."""
         other = KVCache(self.num_layers, self.num_kv_heads, self.head_dim, dtype=self.dtype,
                         block_size=self.block_size, rule=self.rule)
-        other._layers = [LayerRows(*(None if a is None else a.copy() for a in layer))
-                         for layer in self._layers]
+        other._layers = [layer.map(np.copy) for layer in self._layers]
         other._lengths = list(self._lengths)
         return other
 
@@ -159,6 +146,12 @@ class KVCache:
         k = self._layers[layer].k
         block, slot = divmod(token, self.block_size)
         return RowAddress(block, slot, head * k.strides[0] + token * k.strides[1])
+
+
+def _write(target: LayerRows, source: LayerRows, first: int) -> None:
+    for stored, fresh in zip(target, source, strict=True):
+        if stored is not None and fresh is not None:
+            stored[:, first : first + fresh.shape[1]] = fresh
 
 
 def kv_bytes_per_token(num_kv_heads: int, head_dim: int, dtype: str) -> int:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from course_lib import backend
-from course_lib.arrays import F32, as_float32, positive_int, require_finite_rows
+from course_lib.arrays import F32, as_float32, positive_int, require_finite
 
 ROUNDING_RULES = ("half_up", "half_even", "half_away", "trunc")
 """The position of a rule in this tuple is its code in the compiled kernels."""
 
 Q_MAX = 127
+F32_MAX = np.finfo(F32).max
 TINY = F32(1e-6)  # a row whose largest magnitude is below this becomes zeros with scale 1/127
 
 
@@ -70,7 +71,7 @@ def quantize_rows(x: Any, rule: str = "half_up") -> tuple[np.ndarray, np.ndarray
     x = as_float32(x, "x")
     if x.ndim == 0 or x.shape[-1] == 0:
         raise ValueError(f"x must have rows of at least one value, not shape {x.shape}.")
-    require_finite_rows(x, "x")
+    require_finite(x, "x")
     compiled = backend.kernel("quantize_rows")
     if compiled is not None:
         rows = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
@@ -87,15 +88,22 @@ def dequantize_rows(q: Any, scale: Any) -> np.ndarray:
     """Return the float32 values q * scale of q8 rows.
 
     q: int8 [..., d]; scale: float32 [...]. Returns float32 [..., d].
-    Raises TypeError if q is not int8 and ValueError if the shapes do not belong together.
+    Raises TypeError if q is not int8, ValueError if the shapes do not belong together or a scale
+    is not finite.
     """
     q = np.asarray(q)
     if q.dtype != np.int8:
         raise TypeError(f"q must be int8, not {q.dtype}; quantize_rows returns it.")
     scale = as_float32(scale, "scale")
     if q.ndim == 0 or scale.shape != q.shape[:-1]:
-        raise ValueError(f"scale must have shape {q.shape[:-1]} for q {q.shape}, not {scale.shape}.")
-    return q.astype(F32) * scale[..., None]
+        raise ValueError(f"scale must have the shape of q without its last axis, {q.shape[:-1]}, "
+                         f"not {scale.shape}.")
+    if not np.isfinite(scale).all():
+        raise ValueError("scale holds NaN or infinity; the rows were not made by quantize_rows.")
+    with np.errstate(over="ignore"):
+        values = q.astype(F32) * scale[..., None]
+    # 127 * (m/127) can round past the largest float32 when m is that number.
+    return np.clip(values, -F32_MAX, F32_MAX, out=values)
 
 
 def quantize_blocks(x: Any, block: int = 32) -> tuple[np.ndarray, np.ndarray]:
@@ -109,7 +117,7 @@ def quantize_blocks(x: Any, block: int = 32) -> tuple[np.ndarray, np.ndarray]:
     x = as_float32(x, "x")
     if x.ndim == 0 or x.shape[-1] == 0 or x.shape[-1] % block:
         raise ValueError(f"x must have rows of a multiple of {block} values, not shape {x.shape}.")
-    require_finite_rows(x, "x")
+    require_finite(x, "x")
     groups = x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
     scale, inverse = _scales(np.abs(groups).max(axis=-1))
     rounded = _round(groups * inverse[..., None], "half_away")

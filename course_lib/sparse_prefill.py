@@ -1,18 +1,17 @@
 """Sparse prefill as the public engine does it: one block selection for a whole mini-batch.
 
-Lesson 11-2 shows what this does to a prompt: the set of blocks is chosen by the last token of a
-mini-batch and clipped causally, so an early query may see nothing at all.
+The set of blocks is chosen by the last token of a mini-batch and clipped causally, so an early
+query of it may see nothing at all. Lesson 11-2 shows what this does to a prompt.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from course_lib.arrays import F32, positive_int
-from course_lib.attention import check_prefill, kv_head, quiet, softmax
-from course_lib.sparse import Selection, gather_blocks, select_blocks
+from course_lib.arrays import LayerRows, positive_int
+from course_lib.attention import QUERY_TILE, attend_tile, check_prefill, kv_head, quiet
+from course_lib.sparse import Selection, gather_rows, probe_heads, select_blocks, select_heads
 
 
 def prefill_selection(q: Any, k: Any, *, k_blocks: int, block_size: int = 32,
@@ -20,16 +19,19 @@ def prefill_selection(q: Any, k: Any, *, k_blocks: int, block_size: int = 32,
     """Choose the blocks of a mini-batch by the probe scores of its last token.
 
     q float32 [d] of that token, k float32 [n, d] up to and including it. No importance is used,
-    so the recency rule always applies: the last block is always chosen. Errors as for
-    sparse.select_blocks. Source: engine rule.
+    so recency always acts: the last block is always chosen. Raises ValueError as
+    sparse.select_blocks does. Source: engine rule.
     """
     return select_blocks(q, k, k_blocks=k_blocks, block_size=block_size, n_probe=n_probe)
 
 
 @dataclass(frozen=True, eq=False)
 class PrefillTrace:
-    """What sparse prefill did: visible bool [num_heads, Lq] (the query saw some token), groups
-    (first, end) positions that shared a selection, selections[head][group] (None = dense)."""
+    """What sparse prefill did.
+
+    visible: bool [num_heads, Lq], whether the query saw any token. groups: (first, end) positions
+    that shared a selection. selections: [head][group], None where the gate made it dense.
+    """
 
     visible: np.ndarray
     groups: list[tuple[int, int]]
@@ -48,9 +50,10 @@ class PrefillTrace:
 
 def prefill_groups(start: int, end: int, minibatch: int = 256,
                    group: int | None = None) -> list[tuple[int, int]]:
-    """Split positions start..end-1 into mini-batches and those into groups of ``group`` tokens.
+    """Split positions start..end-1 into mini-batches, and those into groups of ``group`` tokens.
 
-    Each (first, end) pair shares one selection; group None makes it one per mini-batch.
+    Each (first, end) pair shares one selection; group None makes that one per mini-batch. Raises
+    ValueError for sizes below 1.
     """
     minibatch = positive_int(minibatch, "minibatch")
     size = minibatch if group is None else positive_int(group, "group")
@@ -69,46 +72,42 @@ def sparse_prefill_attention(
 ) -> tuple[np.ndarray, PrefillTrace]:
     """Prefill attention over blocks chosen once per mini-batch (or per ``group`` tokens).
 
-    Arrays, importance and errors as for attention.causal_attention. Mini-batches are counted
-    from ``start``. A mini-batch whose context is at most two blocks is dense (the engine's
-    gate). A query that sees no selected token gets zeros and adds no importance. Returns
-    (out float32 [num_heads, Lq, head_dim], PrefillTrace). Source: engine rule.
+    Arrays, importance and errors as for attention.causal_attention. Mini-batches are counted from
+    ``start``; each is chosen by the query of its last token over the context up to that token. A
+    context of at most two blocks is dense (the engine's gate). A query that sees no selected
+    token gets zeros and adds no importance. Returns (out float32 [num_heads, Lq, head_dim],
+    PrefillTrace). Source: engine rule.
     """
-    k_blocks, block_size = positive_int(k_blocks, "k_blocks"), positive_int(block_size, "block_size")
-    n_probe = positive_int(n_probe, "n_probe")
-    q, rows, importance = check_prefill(q, k, v, start, importance)
-    num_heads, num_queries, head_dim = q.shape
-    groups = prefill_groups(start, start + num_queries, minibatch, group)
-    inv_sqrt_d = F32(1 / math.sqrt(head_dim))
+    block_size = positive_int(block_size, "block_size")
+    q, rows, added = check_prefill(q, k, v, start, importance)
+    groups = prefill_groups(start, start + q.shape[1], minibatch, group)
+    chosen = [_choose(q[:, end - 1 - start], rows.upto(end), k_blocks, block_size, n_probe)
+              for _, end in groups]
     out = np.zeros_like(q)
-    visible = np.ones((num_heads, num_queries), bool)
-    selections: list[list[Selection | None]] = []
-    for h in range(num_heads):
-        kh = kv_head(h, num_heads, rows.k.shape[0])
-        chosen_of_head: list[Selection | None] = []
-        for first, end in groups:
-            part = slice(first - start, end - start)
-            head_k, head_v = rows.k[kh, :end], rows.v[kh, :end]
-            tokens, chosen = np.arange(end), None
-            if end > 2 * block_size:
-                chosen = prefill_selection(q[h, end - 1 - start], head_k, k_blocks=k_blocks,
-                                           block_size=block_size, n_probe=n_probe)
-                tokens = chosen.tokens(end, block_size)
-                head_k = gather_blocks(head_k, chosen.ids, block_size)
-                head_v = gather_blocks(head_v, chosen.ids, block_size)
-            chosen_of_head.append(chosen)
-            positions = np.arange(first, end)
-            sees = positions >= tokens[0]
-            visible[h, part] = sees
-            queries = q[h, part][sees]
-            scores = (queries * inv_sqrt_d) @ head_k.T
-            scores[tokens > positions[sees, None]] = -np.inf
-            weights = softmax(scores, out=scores)
-            out[h, part][sees] = weights @ head_v
-            if importance is not None:
-                full = np.zeros(end, F32)
-                for position, row in zip(positions[sees], weights):
-                    if position >= importance_from:
-                        importance[tokens] += row
-        selections.append(chosen_of_head)
-    return out, PrefillTrace(visible, groups, selections)
+    visible = np.zeros(q.shape[:2], bool)
+    for h in range(q.shape[0]):
+        kh = kv_head(h, q.shape[0], rows.k.shape[0])
+        for (first, end), by_head in zip(groups, chosen, strict=True):
+            picked, tokens = rows.upto(end).head(kh), np.arange(end)
+            if (selection := by_head[h]) is not None:
+                tokens = selection.tokens(end, block_size)
+                picked = gather_rows(picked, selection.ids, block_size)
+            first = max(first, int(tokens[0]))  # the queries before it see nothing
+            visible[h, first - start : end - start] = True
+            for tile in range(first, end, QUERY_TILE):
+                part = slice(tile - start, min(tile + QUERY_TILE, end) - start)
+                out[h, part] = attend_tile(q[h, part], tile, picked, tokens, added,
+                                           importance_from)
+    if importance is not None:
+        importance[:] = added
+    by_head_first = [[group[h] for group in chosen] for h in range(q.shape[0])]
+    return out, PrefillTrace(visible, groups, by_head_first)
+
+
+def _choose(q: np.ndarray, rows: LayerRows, k_blocks: int, block_size: int,
+            n_probe: int) -> list[Selection] | list[None]:
+    """The prefill_selection of every head, or Nones where the context is too short to prune."""
+    if rows.k.shape[1] <= 2 * block_size:
+        positive_int(k_blocks, "k_blocks")
+        return [None] * len(q)
+    return select_heads(probe_heads(q, rows, block_size, n_probe), None, k_blocks)
