@@ -85,7 +85,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
-        except TemplateError as error:
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from None
         for text, is_control in _split_at(rendered, control_tokens):
             yield text if is_control else _fill(text, contents), is_control

@@ -122,8 +122,8 @@ class Engine:
         """
         check_count("max_new_tokens", max_new_tokens)
         check_count("decode_k", decode_k, optional=True)
-        limit = self.config.max_position_embeddings
-        check_context(len(ids) + max_new_tokens, limit)
+        ids = self._prompt(ids)
+        check_context(len(ids) + max_new_tokens, self.config.max_position_embeddings)
         session = self.prefill(ids, **prefill_options)
         return generate_from(session, max_new_tokens, decode_k, n_probe=n_probe).ids
 

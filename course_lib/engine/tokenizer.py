@@ -38,7 +38,8 @@ class Tokenizer:
         """Read `tokenizer.json` and the chat template in `folder`; CourseError names the file."""
         path = folder / "tokenizer.json"
         definition = read_json_object(path, remedy=REMEDY)
-        kind = (definition.get("model") or {}).get("type")
+        model = definition.get("model")
+        kind = model.get("type") if isinstance(model, dict) else model
         if kind != "BPE":
             raise CourseError(
                 f"{path}: tokenizer model {kind!r} is not supported: choose a checkpoint with a "
@@ -50,6 +51,12 @@ class Tokenizer:
             raise
         except Exception as error:  # the tokenizers package raises bare Exception
             raise CourseError(f"{path} is not a usable tokenizer ({error}): {REMEDY}") from None
+        for token in definition.get("added_tokens") or []:
+            if tokenizer.control_tokens.get(token["content"]) != token["id"]:
+                raise CourseError(
+                    f"{path}: control token {token['content']} claims id {token['id']}, which does "
+                    f"not follow the vocabulary: {REMEDY}"
+                )
         if not set(pre_tokenizers.ByteLevel.alphabet()) <= set(definition["model"]["vocab"]):
             raise CourseError(
                 f"{path}: some of the 256 bytes have no token, so some text would be lost: choose "
@@ -70,7 +77,7 @@ class Tokenizer:
         str, ValueError if it cannot be written as UTF-8 (a lone surrogate).
         """
         if not isinstance(text, str):
-            raise TypeError(f"text must be a str, got {type(text).__name__}")
+            raise TypeError(f"text must be a str, not {type(text).__name__}")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
