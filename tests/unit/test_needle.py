@@ -1,0 +1,102 @@
+"""The needle experiment and its command: arms, counting, JSON, errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from course_lib.cli import main
+from course_lib.lab.needle import NeedleOptions, holds_value, prompt_of, run_needle
+from course_lib.lab.prompts import ARTICLE_FACT
+
+SHORT = {"tokens": 320, "max_new_tokens": 12}
+
+
+@pytest.mark.parametrize("text, held", [
+    ("It is ramen.", True), ("ramen", True), ("It is ramens.", False), ("a ramen-bowl", True),
+    ("karamen", False), ("", False), ("RAMEN", False),
+])
+def test_a_value_is_held_as_a_whole_word(text, held):
+    assert holds_value(text, "ramen") is held
+
+
+def test_a_value_with_pattern_characters_is_taken_literally():
+    assert not holds_value("axb", "a.b")
+
+
+def test_the_first_prompt_of_seed_0_hides_the_articles_needle(shipped_engine):
+    assert prompt_of(shipped_engine, NeedleOptions(**SHORT), 0).fact == ARTICLE_FACT
+    assert prompt_of(shipped_engine, NeedleOptions(seed=1, **SHORT), 0).fact != ARTICLE_FACT
+
+
+def test_exact_runs_first_and_arms_follow_the_flags():
+    def phases(**options):
+        return [(a.k, a.decode_k, a.prefill_k) for a in NeedleOptions(**options).arms()]
+
+    assert phases(ks=(8, 1)) == [("exact", None, None), (8, 8, None), (1, 1, None)]
+    assert phases(ks=(8, 1), prefill_k=4) == [("exact", None, None), (8, 8, 4), (1, 1, 4)]
+    assert phases(ks=(8, 1), one_flag=True) == [("exact", None, None), (8, 8, 8), (1, 1, 1)]
+
+
+def test_shares_blocks_and_identity(shipped_engine):
+    options = NeedleOptions(prompts=3, ks=(99, 1), **SHORT)
+    exact, everything, one = run_needle(shipped_engine, options)
+    assert exact.identical_to_exact == 1.0
+    assert everything.texts == exact.texts and everything.identical_to_exact == 1.0
+    assert everything.blocks_read_per_token == exact.blocks_read_per_token > 10
+    assert one.blocks_read_per_token == 1.0
+    assert one.recall < exact.recall == 1.0
+    assert all(arm.attn_ms_per_token > 0 for arm in (exact, everything, one))
+
+
+def test_the_first_token_does_not_count_as_recall(shipped_engine):
+    """It comes from prefill, so a sparse decode cannot take credit for it."""
+    options = NeedleOptions(prompts=1, ks=(), tokens=320, max_new_tokens=1)
+    (exact,) = run_needle(shipped_engine, options)
+    assert exact.recall == 0.0 and exact.texts[0]
+
+
+def test_json_is_the_only_thing_on_stdout(capsys):
+    code = main(["needle", "--tokens", "320", "--k", "8,2", "--k", "1", "--json",
+                 "--prompts", "2", "--max-new-tokens", "10"])
+    captured = capsys.readouterr()
+    assert code == 0
+    result = json.loads(captured.out)
+    assert {"model", "backend", "tokens", "prompts", "seed", "kv", "importance", "arms"} <= set(
+        result
+    )
+    assert [arm["k"] for arm in result["arms"]] == ["exact", 1]
+    assert set(result["arms"][0]) == {
+        "k", "decode_k", "prefill_k", "recall", "identical_to_exact", "attn_ms_per_token",
+        "blocks_read_per_token", "texts",
+    }
+    assert result["prompts"] == len(result["arms"][0]["texts"]) == 2
+    assert not result["model"].startswith("/")
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["--tokens", "5000"], "do not fit the model's context of 4096"),
+    (["--tokens", "12"], "needs at least"),
+    (["--k", "0"], "at least 1"),
+    (["--k", "2,x"], "at least 1"),
+    (["--position", "2"], "from 0 to 1"),
+    (["--importance", "tail"], "all_queries"),
+    (["--kv", "q3"], "q8"),
+    (["--template", "raw"], "bare"),
+    (["--one-flag", "--prefill-k", "4"], "not allowed with"),
+    (["--model", "no-such-folder"], "no-such-folder"),
+    (["--promts", "3"], "did you mean --prompts"),
+])
+def test_wrong_values_are_one_sentence_and_exit_2(capsys, argv, words):
+    assert main(["needle", *argv]) == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error and "\n" not in error and error.startswith("course: ")
+
+
+def test_the_report_shows_every_arm(capsys):
+    assert main(["needle", "--tokens", "320", "--k", "1", "--max-new-tokens", "8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:2] == ["exact", "exact"] for line in lines)
+    assert any(line.split()[:2] == ["1", "exact"] for line in lines)
+    assert "Zara's favorite food is ramen." in lines[1]
