@@ -1,0 +1,56 @@
+"""A day outside JupyterLab: its notebook found, read, and shown as text or as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from course_lib.classroom.build import load
+from course_lib.errors import CourseError
+from course_lib.paths import NOTEBOOKS, relative
+
+
+def find_notebook(day: int, folder: Path = NOTEBOOKS) -> Path:
+    """Return the notebook of a day; CourseError naming the days there are where it is not."""
+    there = {int(path.name[3:5]): path for path in sorted(folder.glob("day[0-9][0-9]_*.ipynb"))}
+    if day not in there:
+        known = ", ".join(map(str, there)) or "none"
+        raise CourseError(f"there is no notebook for day {day}; days there are: {known}.")
+    return there[day]
+
+
+def read_without_outputs(path: Path) -> NotebookNode:
+    """Return a notebook ready to run; CourseError where the file is broken."""
+    notebook = load(path)
+    if notebook is None:
+        raise CourseError(f"{relative(path)} is not a notebook; get it again from the course.")
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return notebook
+
+
+def as_text(notebook: NotebookNode) -> str:
+    """Return the headings of a notebook and the text of its outputs, in order."""
+    parts: list[str] = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            parts += [f"\n{line}" for line in cell.source.splitlines() if line.startswith("#")]
+        elif cell.cell_type == "code":
+            for output in cell.outputs:
+                text = output.get("text") or output.get("data", {}).get("text/plain", "")
+                parts += [text.rstrip()] if text.strip() else []
+    return "\n".join(parts).lstrip("\n")
+
+
+def as_html(notebook: NotebookNode, title: str) -> str:
+    """Return the notebook as one page that loads nothing else (formulas stay in LaTeX)."""
+    from nbconvert import HTMLExporter
+
+    exporter = HTMLExporter(
+        exclude_input_prompt=True, exclude_output_prompt=True,
+        mathjax_url="", require_js_url="", jquery_url="", mermaid_js_url="",
+    )
+    body, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": title}})
+    return body
