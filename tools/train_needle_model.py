@@ -45,13 +45,13 @@ class Stage:
 
 
 STAGES = (
-    Stage(500, 128, 32),
-    Stage(500, 256, 16),
-    Stage(500, 512, 8),
-    Stage(400, 1024, 4),
+    Stage(400, 128, 32),
+    Stage(400, 256, 16),
+    Stage(450, 512, 8),
+    Stage(450, 1024, 4),
     Stage(700, 2176, 2),
 )
-HINT_STEPS = 600  # hints fade out linearly over the last half of these steps
+HINT_STEPS = 900  # hints fade out linearly over the last half of these steps
 
 
 def stage_of(step: int, stages: tuple[Stage, ...]) -> Stage:

@@ -17,8 +17,10 @@ from course_lib.lab import world
 # Loss weights by what the token is. Unpredictable tokens (a fresh name, filler) teach nothing.
 W_UNPREDICTABLE, W_GLUE, W_ANSWER_GLUE, W_ANSWER_KEY, W_VALUE = 0.01, 0.03, 0.15, 0.5, 1.0
 
-# (layer, head) that receives each kind of hint.
-SUBJECT_HEAD, ATTRIBUTE_HEAD, PREVIOUS_HEAD = (0, 0), (0, 2), (0, 1)
+# (layer, head) that receives each kind of hint. First layer: gather the name of the sentence (or
+# the variable of the line), its attribute (or what the variable takes), the token before. Second
+# layer: where the answer's next token stands in the notes; the word to copy from the question.
+SUBJECT_HEAD, SOURCE_HEAD, ATTRIBUTE_HEAD, PREVIOUS_HEAD = (0, 0), (0, 1), (0, 2), (0, 3)
 COPY_HEADS, QUESTION_HEAD = ((1, 0), (1, 2)), (1, 1)
 
 Span = tuple[int, int]
@@ -76,6 +78,8 @@ class DocumentWriter:
             doc.hint(SUBJECT_HEAD, query, spans["name"])
         for query in range(spans["attribute"][1], last):
             doc.hint(ATTRIBUTE_HEAD, query, spans["attribute"])
+        for query in range(spans["value"][0] + 1, spans["value"][1]):
+            doc.hint(PREVIOUS_HEAD, query, (query - 1, query))
         return spans
 
     def _copy_hints(self, doc: Document, target: Span, source: Span, heads) -> None:
@@ -92,6 +96,11 @@ class DocumentWriter:
         last = self._add(doc, ".\n", W_GLUE)[1]
         for query in range(spans["variable"][1], last):
             doc.hint(SUBJECT_HEAD, query, spans["variable"])
+        for query in range(spans["source"][0] + 1, last):
+            doc.hint(SOURCE_HEAD, query, spans["source"])
+        for query in range(spans["variable"][0] + 1, spans["variable"][1]):
+            doc.hint(PREVIOUS_HEAD, query, (query - 1, query))
+        spans["line_end"] = (spans["source"][0], last)
         return spans
 
     def write(self, seed: int, length: int) -> Document:
@@ -101,7 +110,7 @@ class DocumentWriter:
         turns = max(1, int(length * rng.uniform(0.15, 0.35)) // 26)
         turns = min(turns, 24)
         budget = length - 27 * turns - 6
-        with_chains = length >= 256 and rng.random() < 0.3
+        with_chains = rng.random() < 0.4
         notes = _Notes(rng, length, with_chains)
         self._add(doc, "<|im_start|>", 0.0)
         self._add(doc, "user", 0.0)
@@ -182,7 +191,7 @@ class DocumentWriter:
             at = self._add(doc, " VAR" if i else "VAR", W_ANSWER_GLUE)[0]
             doc.hint(ATTRIBUTE_HEAD, at, previous)
             spans = self._add(doc, " " + line.variable, W_VALUE, value=True)
-            doc.hint(COPY_HEADS[1], at, source["source"])
+            doc.hint(COPY_HEADS[1], at, source["line_end"])
             self._copy_hints(
                 doc, (spans[0] + 1, spans[1]), (source["variable"][0] + 1, source["variable"][1]),
                 (COPY_HEADS[1],),
@@ -202,8 +211,8 @@ class _Notes:
         self.filler_weight = 2 * W_UNPREDICTABLE if rng.random() < 0.25 else 0.0
         self._p_restate = rng.choice((0.0, 0.0, 0.25))
         self._p_chain = 0.25 if with_chains else 0.0
-        made_up_names = rng.choice((0.0, 0.0, 0.3, 1.0))
-        self._made_up_values = rng.choice((0.0, 0.0, 0.3))
+        made_up_names = rng.choice((0.0, 0.3, 1.0))
+        self._made_up_values = rng.choice((0.0, 0.3, 0.6))
         attributes = list(world.ATTRIBUTES)
         rng.shuffle(attributes)
         self._attributes = attributes[: rng.randint(1, len(attributes))]
