@@ -5,6 +5,6 @@ A notebook needs three names of it, and nothing else::
     from course_lib.classroom import check, solved_or
 """
 
-from course_lib.classroom.check import check, solved_or
+from course_lib.classroom.checking import check, solved_or
 
 __all__ = ["check", "solved_or"]

@@ -9,7 +9,7 @@ from typing import Any
 from loading import DayProof
 
 from course_lib.classroom import sealed
-from course_lib.classroom.check import report
+from course_lib.classroom.checking import report
 from course_lib.classroom.exercises import Exercise, Reading
 from course_lib.classroom.hidden import mark
 from course_lib.classroom.sealed import Lines

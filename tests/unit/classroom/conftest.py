@@ -1,0 +1,36 @@
+"""A copy of the example day that a test may change and build."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+import course_lib.classroom.exercises as exercises
+from course_lib.classroom.source import Day, find_days
+from course_lib.paths import ROOT
+
+EXAMPLE = ROOT / "tests" / "fixtures" / "example_day"
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch) -> Day:
+    """The example day in a folder of its own, its exercises registered, nothing built."""
+    monkeypatch.setattr(
+        exercises, "__path__", [*exercises.__path__, str(EXAMPLE / "exercises")]
+    )
+    folder = tmp_path / "notebooks"
+    shutil.copytree(EXAMPLE, folder)
+    return find_days([99], folder)[0]
+
+
+@pytest.fixture
+def edit(example):
+    """Return a function that replaces text in the example's source; the text must be there."""
+
+    def replace(old: str, new: str) -> None:
+        text = example.source.read_text(encoding="utf-8")
+        assert old in text, old
+        example.source.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+    return replace
