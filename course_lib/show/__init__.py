@@ -1,0 +1,7 @@
+"""Explorers and pictures of the lessons: one style, a text twin for every picture."""
+
+from course_lib.show.explorer import Explorer
+from course_lib.show.picture import Picture
+from course_lib.show.quantization import QuantizationErrorExplorer
+
+__all__ = ["Explorer", "Picture", "QuantizationErrorExplorer"]

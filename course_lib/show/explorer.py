@@ -1,0 +1,175 @@
+"""The base of every explorer: controls, a picture, its text twin, and a form that survives paper.
+
+An explorer as a cell's last expression is live in JupyterLab; the stored notebook, GitHub and a
+PDF keep its PNG, and nbval compares its text.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from ipywidgets import HTML, HBox, Layout, VBox, Widget
+from matplotlib.figure import Figure
+
+from course_lib.show.picture import base64_text, bundle, png_bytes
+
+_IMG = '<img alt="{}" src="data:image/png;base64,{}" style="max-width:100%">'
+_PRE = '<pre style="font-size:13px; line-height:1.35; white-space:pre-wrap; margin:0">{}</pre>'
+_ERROR = ('<div role="alert" style="border:2px solid #b3261e; padding:4px 8px">'
+          "<b>Error.</b> {} <br>The picture below still shows the last setting that worked.</div>")
+_BUSY = '<div role="status"><i>computing: {} …</i></div>'
+
+
+class Explorer(VBox):
+    """A pure `compute`, a picture that `draw` updates in place, and `describe`, its text twin.
+
+    A subclass passes its controls to `__init__` by parameter name and defines
+
+    * `compute(**params) -> dict`: the numbers; reads no widget and changes nothing that shows;
+    * `make_figure() -> Figure`: the artists, once;
+    * `draw(result)`: moves these artists;
+    * `describe(result) -> str`: the text twin; it prints every number that the picture shows.
+
+    `alt` is what a screen reader says for the picture.
+    """
+
+    alt = "picture of this explorer; the text below it states its numbers"
+
+    def __init__(self, controls: Mapping[str, Widget], extras: Sequence[Widget] = ()) -> None:
+        self.controls = dict(controls)
+        self.result: dict[str, Any] | None = None
+        self._figure: Figure | None = None
+        self._png = b""
+        self._listening = True
+        self._status, self._image, self._text = HTML(), HTML(), HTML()
+        for name, control in self.controls.items():
+            control.observe(partial(self._on_change, name), names="value")
+        row = HBox([*self.controls.values(), *extras], layout=Layout(flex_flow="row wrap"))
+        super().__init__([row, self._status, self._image, self._text])
+
+    # What a lesson uses.
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The present value of every control, by parameter name."""
+        return {name: control.value for name, control in self.controls.items()}
+
+    def set(self, **params: Any) -> Explorer:
+        """Move controls by name and return the explorer, ready to be a cell's last expression.
+
+        Raises ValueError, with the controls as before, for a name or a value that is not there.
+        """
+        before = self.params
+        try:
+            self._move_all(params)
+        except ValueError:
+            self._move_all(before)
+            raise
+        self._refresh()
+        return self
+
+    def summary(self) -> str:
+        """The numbers of the picture, as text."""
+        return self.describe(self._current())
+
+    def png(self) -> bytes:
+        """The picture as PNG."""
+        self._current()
+        return self._png
+
+    @property
+    def figure(self) -> Figure:
+        """The matplotlib figure, made at the first use and drawn on ever after."""
+        if self._figure is None:
+            self._figure = self.make_figure()
+        return self._figure
+
+    # What a subclass defines.
+
+    def compute(self, **params: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def make_figure(self) -> Figure:
+        raise NotImplementedError
+
+    def draw(self, result: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def describe(self, result: dict[str, Any]) -> str:
+        raise NotImplementedError
+
+    def adjust(self, name: str) -> None:
+        """Called after control `name` moved, before `compute`: fit the options of others."""
+
+    # The machinery.
+
+    def _refresh(self) -> None:
+        self._publish(self.compute(**self.params))
+
+    def _publish(self, result: dict[str, Any]) -> None:
+        """Show one result: picture, text, no message."""
+        text = self.describe(result)
+        figure = self.figure
+        self.draw(result)
+        self._png = png_bytes(figure)
+        self._image.value = _IMG.format(html.escape(self.alt), base64_text(self._png))
+        self._text.value = _PRE.format(html.escape(text))
+        self._status.value = ""
+        self.result = result
+
+    def _busy(self, what: str) -> None:
+        self._status.value = _BUSY.format(html.escape(what))
+
+    def _current(self) -> dict[str, Any]:
+        if self.result is None:
+            self._refresh()
+        assert self.result is not None
+        return self.result
+
+    def _on_change(self, name: str, change: Any) -> None:
+        if not self._listening:
+            return
+        try:
+            with self._quietly():
+                self.adjust(name)
+            self._refresh()
+        except Exception as error:  # whatever it is, the learner must see it beside the control
+            words = f"{type(error).__name__}: {error}"
+            self._status.value = _ERROR.format(html.escape(words))
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """Move controls inside the block without a refresh for each."""
+        before, self._listening = self._listening, False
+        try:
+            yield
+        finally:
+            self._listening = before
+
+    def _move_all(self, values: Mapping[str, Any]) -> None:
+        with self._quietly():
+            for name, value in values.items():
+                self._move(name, value)
+                self.adjust(name)
+
+    def _move(self, name: str, value: Any) -> None:
+        if name not in self.controls:
+            known = ", ".join(self.controls)
+            raise ValueError(f"There is no control {name!r}; this explorer has {known}.")
+        control = self.controls[name]
+        try:
+            control.value = value
+        except Exception as error:
+            raise ValueError(f"{name} cannot be {value!r}: {error}") from None
+        if control.value != value:  # an IntSlider clips silently
+            raise ValueError(f"{name} must lie between {control.min} and {control.max}, "
+                             f"not {value!r}.")
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        self._current()
+        view = super()._repr_mimebundle_(**kwargs) or {}
+        return {**view, **bundle(self._png, self.summary())}

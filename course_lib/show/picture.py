@@ -1,0 +1,56 @@
+"""A picture with its text twin, as every front end can show it: PNG for eyes, text for nbval."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from course_lib.show.style import DPI
+
+PNG, TEXT = "image/png", "text/plain"
+
+
+def png_bytes(figure: Figure) -> bytes:
+    """The figure as PNG; equal figures give equal bytes (no date, no version inside)."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def base64_text(png: bytes) -> str:
+    """PNG bytes as the text that notebooks and data URIs hold."""
+    return base64.b64encode(png).decode("ascii")
+
+
+def bundle(png: bytes, text: str) -> dict[str, Any]:
+    """The MIME bundle of a picture and its text twin."""
+    return {TEXT: text, PNG: base64_text(png)}
+
+
+class Picture:
+    """A finished figure and the numbers it shows; a cell's last expression.
+
+    A notebook stores the PNG and the text; nbval compares the text. `figure` stays open for
+    additions until the picture is first shown.
+    """
+
+    def __init__(self, figure: Figure, text: str) -> None:
+        self.figure = figure
+        self._text = text
+
+    def summary(self) -> str:
+        """The numbers of the picture, as text."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def png(self) -> bytes:
+        """The picture as PNG."""
+        return png_bytes(self.figure)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        return bundle(self.png(), self._text)

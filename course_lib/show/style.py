@@ -1,0 +1,94 @@
+"""One look for the pictures of all thirty days: the same meaning has the same colour, letter and
+hatch everywhere, so that nothing is told by colour alone and a grey print still reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from matplotlib import style
+from matplotlib.figure import Figure
+
+
+class Meaning(NamedTuple):
+    """How one idea looks: a letter for small tiles, fill and ink colours, a hatch, its name."""
+
+    letter: str
+    color: str
+    ink: str
+    hatch: str
+    label: str
+
+
+INK = "#1a1a1a"
+MUTED = "#6b6b6b"
+PAPER = "#ffffff"
+GRID = "#d9d9d9"
+
+# Why a block is read or not; the keys are course_lib.sparse.REASONS.
+REASON: Mapping[str, Meaning] = {
+    "importance": Meaning("I", "#0b4f8a", PAPER, "", "importance"),
+    "probe": Meaning("P", "#f0a830", INK, "", "probe"),
+    "recency": Meaning("R", "#5fc9a8", INK, "", "recency"),
+    "evicted_by_recency": Meaning("E", PAPER, "#b3261e", "////", "evicted by recency"),
+    "not_selected": Meaning("·", "#ececec", MUTED, "", "not selected"),
+}
+
+# The two sides of a comparison, and kinds of numbers.
+SIDE: Mapping[str, Meaning] = {
+    "exact": Meaning("x", "#4a4a4a", PAPER, "", "exact"),
+    "sparse": Meaning("s", "#f0a830", INK, "///", "block-sparse"),
+    "float": Meaning("f", "#4a4a4a", PAPER, "", "float32"),
+    "q8": Meaning("q", "#56a7dd", INK, "\\\\\\", "q8"),
+    "error": Meaning("e", "#b3261e", PAPER, "", "error"),
+    "bound": Meaning("b", "#f7d9d5", INK, "", "bound"),
+    "negative": Meaning("−", "#0b4f8a", PAPER, "", "negative values"),
+    "positive": Meaning("+", "#f0a830", INK, "///", "positive values"),
+    "both": Meaning("±", "#9a9a9a", INK, "...", "both signs"),
+    "quoted": Meaning("Q", PAPER, INK, "", "quoted"),
+    "this machine": Meaning("M", "#4a4a4a", PAPER, "", "this machine"),
+    "derived": Meaning("D", "#cfcfcf", INK, "---", "derived"),
+    "recorded": Meaning("C", "#9a9a9a", INK, "...", "recorded"),
+}
+
+NEEDLE = Meaning("N", INK, PAPER, "", "the needle's block")
+
+DPI = 100  # a picture's pixels are screen pixels, so the font sizes below are what one sees
+WIDTH = 9.6  # inches: fits the output of a notebook beside an open side bar
+
+_STYLE = {
+    "figure.dpi": DPI,
+    "figure.facecolor": PAPER,
+    "font.family": ["DejaVu Sans"],  # shipped inside matplotlib: the same on every machine
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "grid.color": GRID,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "hatch.linewidth": 0.8,
+    "lines.linewidth": 1.6,
+}
+
+
+def course_style() -> AbstractContextManager:
+    """The course's look for artists made inside the context, whatever the user's own settings."""
+    return style.context(_STYLE, after_reset=True)
+
+
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """A figure of `width` × `height` inches that belongs to nobody's list of open figures."""
+    return Figure(figsize=(width, height), dpi=DPI, layout=None)

@@ -1,0 +1,19 @@
+"""Numbers as lessons print them."""
+
+from __future__ import annotations
+
+
+def fmt(x: float) -> str:
+    """Three significant digits: what every backend agrees on; a minus sign only on what shows."""
+    text = f"{float(x):.3g}"
+    return "0" if text == "-0" else text
+
+
+def percent(share: float) -> str:
+    """A share 0 … 1 in percent with one decimal."""
+    return f"{100 * float(share):.1f} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """"1 block", "2 blocks"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
