@@ -100,6 +100,7 @@ def drift(day: Day) -> str | None:
         for what in ("cell_type", "source", "id", "metadata"):
             if have.get(what) != want[what]:
                 return f"{edited}cell {number} has another {what}; {remedy}."
+    stored.metadata = wanted.metadata
     if dumps(normalise(stored)) != day.notebook.read_text(encoding="utf-8"):
         return f"{edited}its metadata, counts or form are not what a build writes; {remedy}."
     return None

@@ -82,6 +82,7 @@ def execute(notebook: NotebookNode, on_cell: Callable[[int], None] = lambda inde
         client = NotebookClient(
             notebook, km=manager, timeout=CELL_TIMEOUT, coalesce_streams=True,
             record_timing=False, store_widget_state=False,
+            shutdown_kernel="immediate",
             resources={"metadata": {"path": str(work)}},
         )
         return _execute(client, notebook, _environment(folder), on_cell)
