@@ -22,7 +22,7 @@ from course_lib.paths import NOTEBOOKS, ROOT, relative
 MAX_CELL_LINES, MAX_CODE_CELLS, MAX_BYTES = 25, 50, 400_000
 ABSOLUTE = re.compile(
     r"(?<![\w/.:~*-])(?:/(?:home|root|work|tmp|usr|opt|var|mnt|media|srv|etc|Users|private)/[\w.-]"
-    r"|[A-Za-z]:\\[\w.]|~/[\w.])"
+    r"|[A-Z]:\\+\w+\\|~/[\w.])"
 )
 NETWORK = {"requests", "httpx", "aiohttp", "urllib3", "huggingface_hub", "ftplib"}
 NETWORK_DOTTED = {"urllib.request", "http.client"}
@@ -155,8 +155,9 @@ def _node_problems(node: ast.AST) -> Iterator[tuple[str, str]]:
     for name in names:
         if name.split(".")[0] in NETWORK or name in NETWORK_DOTTED:
             yield "network", f"no network in a lesson ({name})"
-    if isinstance(node, (ast.Name, ast.Attribute)):
-        name = node.id if isinstance(node, ast.Name) else node.attr
+    if isinstance(node, (ast.Name, ast.Attribute, ast.alias)):
+        fields = {ast.Name: "id", ast.Attribute: "attr", ast.alias: "name"}
+        name = getattr(node, fields[type(node)])
         if name in UNTESTABLE:
             yield "widget", f"{name} cannot be compared by nbval; {UNTESTABLE[name]}"
     if isinstance(node, ast.keyword) and node.arg == "display_id":

@@ -165,7 +165,7 @@ def _stub_problems(item: Exercise, source: str) -> list[str]:
 def _evidence(source: str, parts: tuple[str, ...]) -> tuple[str | None, list[str]]:
     body = _parse(source)
     wrong = ["the evidence cell must hold only name = {part: empty, …}"]
-    if len(body) != 1 or not isinstance(body[0], ast.Assign):
+    if len(body) != 1 or not isinstance(body[0], ast.Assign) or len(body[0].targets) != 1:
         return None, wrong
     target = body[0].targets[0]
     try:
