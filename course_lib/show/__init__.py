@@ -1,7 +1,8 @@
 """Explorers and pictures of the lessons: one style, a text twin for every picture."""
 
+from course_lib.show.block_selection import BlockSelectionExplorer
 from course_lib.show.explorer import Explorer
 from course_lib.show.picture import Picture
 from course_lib.show.quantization import QuantizationErrorExplorer
 
-__all__ = ["Explorer", "Picture", "QuantizationErrorExplorer"]
+__all__ = ["BlockSelectionExplorer", "Explorer", "Picture", "QuantizationErrorExplorer"]

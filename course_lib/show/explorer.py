@@ -105,6 +105,10 @@ class Explorer(VBox):
     def adjust(self, name: str) -> None:
         """Called after control `name` moved, before `compute`: fit the options of others."""
 
+    def react(self) -> None:
+        """Called when the reader moved a control; slow explorers show something early here."""
+        self._refresh()
+
     # The machinery.
 
     def _refresh(self) -> None:
@@ -136,7 +140,7 @@ class Explorer(VBox):
         try:
             with self._quietly():
                 self.adjust(name)
-            self._refresh()
+            self.react()
         except Exception as error:  # whatever it is, the learner must see it beside the control
             words = f"{type(error).__name__}: {error}"
             self._status.value = _ERROR.format(html.escape(words))

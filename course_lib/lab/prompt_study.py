@@ -1,0 +1,151 @@
+"""A needle prompt prefilled once, so that every question about its decode is quick to answer.
+
+The query of a step is the one that exact attention produced; block selection is applied to it at
+any k. What the model then says at that k is a real run of the engine, made when first asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from course_lib.engine import Engine, Generation, Session, generate_from
+from course_lib.engine.prefill import IMPORTANCE_RULES
+from course_lib.lab.decode_record import DecodeRecord, record_decode
+from course_lib.lab.needle import MAX_NEW_TOKENS, holds_value
+from course_lib.lab.prompts import NeedlePrompt
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said: text, whether decode produced the value, whether exact says the same.
+
+    margins: best minus second-best logit of every choice, the end token's included.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    recalled: bool
+    identical: bool
+    margins: tuple[float, ...]
+
+    @property
+    def margin(self) -> float:
+        """The smallest margin: a text is as safe from rounding as this is large."""
+        return min(self.margins)
+
+
+class PromptStudy:
+    """One prompt of one engine: its session, its exact answer's record, its answers at any k."""
+
+    def __init__(self, engine: Engine, prompt: NeedlePrompt) -> None:
+        self.engine, self.prompt = engine, prompt
+        self._importance: dict[str, np.ndarray | None] = {"none": None}
+        self._answers: dict[tuple[int | None, int, str], Answer] = {}
+
+    @cached_property
+    def session(self) -> Session:
+        """The prefilled prompt (float32 rows, importance of all queries)."""
+        session = self.engine.prefill(self.prompt.ids)
+        self._importance["all_queries"] = session.importance
+        return session
+
+    @cached_property
+    def record(self) -> DecodeRecord:
+        """The exact answer with its queries."""
+        return record_decode(self.session, MAX_NEW_TOKENS)
+
+    @property
+    def needle_blocks(self) -> range:
+        """The blocks that hold tokens of the needle."""
+        first, end = self.prompt.needle_span
+        return range(first // self._block, (end - 1) // self._block + 1)
+
+    @property
+    def needle_block(self) -> int:
+        """The block that holds the needle's value."""
+        return self.prompt.value_span[0] // self._block
+
+    @property
+    def _block(self) -> int:
+        return self.session.block_size
+
+    @cached_property
+    def value_step(self) -> int:
+        """The step of the exact answer after which the value's first token is said (else 0)."""
+        value = self.prompt.ids[self.prompt.value_span[0]]
+        said = self.record.generation.ids[1 : self.record.steps + 1]
+        return said.index(value) if value in said else 0
+
+    @cached_property
+    def retrieval_head(self) -> tuple[int, int]:
+        """Layer and query head that give the needle's block most weight at `value_step`."""
+        _, layers, heads, _ = self.record.queries.shape
+        mass = [
+            [self.record.attention_mass(self.value_step, layer, head)[self.needle_block]
+             for head in range(heads)]
+            for layer in range(layers)
+        ]
+        layer, head = np.unravel_index(int(np.argmax(mass)), (layers, heads))
+        return int(layer), int(head)
+
+    def importance(self, rule: str) -> np.ndarray | None:
+        """The prompt's importance under one of IMPORTANCE_RULES: float32 [prompt tokens] or None.
+
+        "last_window" costs a second prefill the first time. ValueError for an unknown rule.
+        """
+        if rule not in IMPORTANCE_RULES:
+            raise ValueError(f"importance must be one of {', '.join(IMPORTANCE_RULES)}, "
+                             f"not {rule!r}.")
+        if rule == "all_queries":
+            return self.session.importance
+        if rule not in self._importance:
+            again = self.engine.prefill(self.prompt.ids, importance=rule)
+            self._importance[rule] = again.importance
+        return self._importance[rule]
+
+    def has_importance(self, rule: str) -> bool:
+        """Whether `importance(rule)` is ready."""
+        return rule in self._importance
+
+    def has_answer(self, k: int | None, n_probe: int = 8, importance: str = "all_queries") -> bool:
+        """Whether `answer` with these arguments is ready."""
+        return _key(k, n_probe, importance) in self._answers
+
+    def answer(
+        self, k: int | None = None, n_probe: int = 8, importance: str = "all_queries"
+    ) -> Answer:
+        """What the model says when decode reads k blocks; None is exact attention."""
+        key = _key(k, n_probe, importance)
+        if key not in self._answers:
+            start = self.session
+            if k is not None and importance != "all_queries":
+                start = start.fork()
+                start.importance = self.importance(importance)
+            made = (self.record.generation if k is None
+                    else generate_from(start, MAX_NEW_TOKENS, k, n_probe=n_probe))
+            self._answers[key] = self._answer(made)
+        return self._answers[key]
+
+    def _answer(self, made: Generation) -> Answer:
+        # The first token comes from prefill; only what decode produced counts as recall.
+        decoded = self.engine.decode(made.ids[1:])
+        return Answer(
+            ids=tuple(made.ids),
+            text=self.engine.decode(made.ids),
+            recalled=holds_value(decoded, self.prompt.fact.value),
+            identical=made.ids == self.record.generation.ids,
+            margins=tuple(made.logits_margin),
+        )
+
+
+def _key(k: int | None, n_probe: int, importance: str) -> tuple[int | None, int, str]:
+    return (None, 0, "") if k is None else (k, n_probe, importance)
+
+
+@lru_cache(maxsize=4)
+def prompt_study(engine: Engine, prompt: NeedlePrompt) -> PromptStudy:
+    """The study of a prompt, shared by all who ask with the same engine; the last four are kept."""
+    return PromptStudy(engine, prompt)
