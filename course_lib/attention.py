@@ -277,7 +277,7 @@ def attend_tile(q: np.ndarray, first: int, rows: LayerRows, tokens: np.ndarray,
     weights = softmax(scores, out=scores)
     if importance is not None:
         counted = weights[max(0, importance_from - first):]
-        everything = visible == len(importance) or int(tokens[visible - 1]) == visible - 1
+        everything = int(tokens[visible - 1]) == visible - 1  # ascending, so no token is left out
         seen = importance[:visible] if everything else importance[tokens[:visible]]
         for row in counted:  # one query after the other: the order is part of the definition
             seen += row

@@ -5,6 +5,7 @@ head are contiguous and a scan reads memory strictly in order. Capacity is a who
 blocks and is allocated only when tokens arrive.
 """
 
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,7 +109,7 @@ class KVCache:
         self._layers[layer] = grown
 
     def rows(self, layer: int) -> LayerRows:
-        """Return read-only views of a layer's rows; valid until the next append or truncate."""
+        """Return read-only views of a layer's rows; they keep their values until truncate."""
         n = self.layer_length(layer)
 
         def view(array: np.ndarray) -> np.ndarray:
@@ -121,10 +122,10 @@ class KVCache:
     def truncate(self, n: int) -> None:
         """Keep the first n tokens of every layer; the memory stays reserved.
 
-        Raises ValueError unless 0 <= n <= length. ``truncate(cache.length)`` drops what a failed
+        Raises TypeError if n is no integer, ValueError unless 0 <= n <= length. ``truncate(cache.length)`` drops what a failed
         step left in some layers only.
         """
-        if not 0 <= n <= self.length:
+        if not 0 <= operator.index(n) <= self.length:
             raise ValueError(f"cannot truncate to {n} tokens; the cache holds {self.length}.")
         self._lengths = [n] * self.num_layers
 

@@ -1,0 +1,130 @@
+"""Which kernels run: the environment variable, a missing or broken build, clear refusals."""
+
+import importlib
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from course_lib import backend
+from course_lib.errors import CourseError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.delenv("COURSE_KERNEL", raising=False)
+    backend._resolve.cache_clear()
+    yield
+    backend._resolve.cache_clear()
+
+
+def provide(monkeypatch, variants):
+    """Stand in for kernels_pyx with the given variants; each has one kernel that names it."""
+    module = types.ModuleType("kernels_pyx")
+    module.__spec__ = importlib.machinery.ModuleSpec("kernels_pyx", None, origin="memory")
+    module.VARIANTS = variants
+    module.kernels = lambda variant: {"which": lambda: variant}
+    monkeypatch.setitem(sys.modules, "kernels_pyx", module)
+
+
+def test_the_best_variant_runs_by_default(monkeypatch):
+    provide(monkeypatch, ("avx2", "portable"))
+    info = backend.info()
+    assert (info.name, info.variant) == ("kernels_pyx", "avx2")
+    assert "best" in info.reason
+    assert backend.kernel("which")() == "avx2"
+    assert backend.kernel("no_such_operation") is None
+
+
+@pytest.mark.parametrize("asked", ["portable", "  portable "])
+def test_the_environment_chooses_and_may_change(monkeypatch, asked):
+    provide(monkeypatch, ("avx2", "portable"))
+    assert backend.kernel("which")() == "avx2"
+    monkeypatch.setenv("COURSE_KERNEL", asked)
+    assert backend.info().variant == "portable"
+    assert backend.info().reason == "COURSE_KERNEL=portable"
+    assert backend.kernel("which")() == "portable"
+    monkeypatch.setenv("COURSE_KERNEL", "numpy")
+    assert backend.info() == backend.BackendInfo("numpy", "numpy", "COURSE_KERNEL=numpy")
+    assert backend.kernel("which") is None
+
+
+def test_an_unknown_name_lists_the_known(monkeypatch):
+    monkeypatch.setenv("COURSE_KERNEL", "sse9")
+    for call in (backend.info, lambda: backend.kernel("quantize_rows")):
+        with pytest.raises(CourseError, match="sse9 .*numpy, portable, .*dotprod"):
+            call()
+
+
+def test_a_variant_that_is_not_there_is_refused(monkeypatch):
+    provide(monkeypatch, ("portable",))
+    monkeypatch.setenv("COURSE_KERNEL", "neon")
+    with pytest.raises(CourseError, match="neon cannot run here; .* has numpy, portable"):
+        backend.info()
+
+
+def test_a_build_without_variants_leaves_numpy(monkeypatch):
+    provide(monkeypatch, ())
+    assert backend.info().variant == "numpy"
+    assert backend.kernel("which") is None
+    monkeypatch.setenv("COURSE_KERNEL", "portable")
+    with pytest.raises(CourseError, match="has numpy"):
+        backend.info()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ModuleNotFoundError("gone", name="kernels_pyx"), "kernels_pyx is not built"),
+     (ModuleNotFoundError("no module x", name="x"), "does not load (no module x)"),
+     (ImportError("undefined symbol: f"), "does not load (undefined symbol: f)"),
+     (ValueError("numpy.dtype size changed"), "does not load (numpy.dtype size changed)")])
+def test_a_missing_or_broken_build_leaves_numpy_and_says_why(monkeypatch, error, reason):
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(backend.importlib, "import_module", fail)
+    info = backend.info()
+    assert (info.name, info.variant) == ("numpy", "numpy")
+    assert reason in info.reason
+    assert backend.kernel("quantize_rows") is None
+    monkeypatch.setenv("COURSE_KERNEL", "portable")
+    with pytest.raises(CourseError, match="needs the compiled kernels") as caught:
+        backend.info()
+    assert reason in str(caught.value)
+
+
+def test_an_empty_folder_is_no_build(monkeypatch):
+    module = types.ModuleType("kernels_pyx")
+    module.__spec__ = importlib.machinery.ModuleSpec("kernels_pyx", None, is_package=True)
+    monkeypatch.setitem(sys.modules, "kernels_pyx", module)
+    assert backend.info().variant == "numpy"
+    assert "without a package" in backend.info().reason
+
+
+def run_python(code, **environment):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), **environment}).stdout
+
+
+def test_importing_the_subject_never_fails_because_of_the_environment():
+    said = run_python(
+        "import course_lib.quant, course_lib.sparse_prefill, course_lib.kvcache\n"
+        "from course_lib.errors import CourseError\n"
+        "try: course_lib.quant.quantize_rows([1.0])\n"
+        "except CourseError as error: print(error)", COURSE_KERNEL="nonsense")
+    assert "COURSE_KERNEL=nonsense is not a kernel name" in said
+
+
+def test_the_subject_imports_the_subject_only():
+    said = run_python(
+        "import sys, course_lib.sparse_prefill, course_lib.kvcache, course_lib.backend\n"
+        "print(*sorted(m for m in sys.modules if m.startswith(('course_lib.', 'matplotlib',"
+        " 'ipywidgets', 'IPython', 'tqdm'))))")
+    assert said.split() == [f"course_lib.{m}" for m in (
+        "arrays", "attention", "backend", "errors", "kvcache", "quant", "sparse",
+        "sparse_prefill")]
