@@ -71,7 +71,7 @@ def reading_is_proved(proof: DayProof, item: Reading) -> None:
     current = json.loads(sealed.seal_day(proof.readings))[item.id]
     assert sealed.load(item.id) == current, "the cited code changed: run tools/seal_readings.py"
     assert report(item.id, proof.evidence(item.id))[0] == f"[ ] {item.id} not attempted"
-    right = {part: _as_written(truth) for part, truth in truths.items()}
+    right = {part: as_written(truth) for part, truth in truths.items()}
     line, passed = report(item.id, right)
     assert passed, line
     for part in item.parts:
@@ -79,15 +79,15 @@ def reading_is_proved(proof: DayProof, item: Reading) -> None:
         assert not passed and f": {part} — " in line, line
 
 
-def _as_written(truth: Any) -> Any:
+def as_written(truth: Any) -> Any:
     """What a learner would write for this truth."""
     if isinstance(truth, Lines):
         first, last = truth.find()
         return f"{truth.path}:{first}-{last}"
     if isinstance(truth, list):
-        return _as_written(truth[0])
+        return as_written(truth[0])
     if isinstance(truth, tuple):
-        return [_as_written(target) for target in truth]
+        return [as_written(target) for target in truth]
     return truth
 
 
@@ -99,7 +99,7 @@ def _made_wrong(truth: Any) -> Any:
     if isinstance(truth, list):
         return _made_wrong(truth[0])
     if isinstance(truth, tuple):
-        return [_as_written(truth[0])] * len(truth)
+        return [as_written(truth[0])] * len(truth)
     if isinstance(truth, bool):
         return not truth
     return truth + 1 if isinstance(truth, (int, float)) else f"not {truth}"
