@@ -13,6 +13,7 @@ import argparse
 import csv
 import os
 import random
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -47,9 +48,9 @@ class Stage:
 STAGES = (
     Stage(400, 128, 32),
     Stage(400, 256, 16),
-    Stage(450, 512, 8),
-    Stage(450, 1024, 4),
-    Stage(700, 2176, 2),
+    Stage(350, 512, 8),
+    Stage(350, 1024, 4),
+    Stage(550, 2176, 2),
 )
 HINT_STEPS = 900  # hints fade out linearly over the last half of these steps
 
@@ -167,6 +168,17 @@ class Run:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
             self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+        self._forget_log_after_checkpoint()
+
+    def _forget_log_after_checkpoint(self) -> None:
+        """Steps after the checkpoint run again, so their rows would stand twice."""
+        path = self.work / "log.csv"
+        if path.exists():
+            head, *rows = path.read_text().splitlines(keepends=True)
+            rows = [row for row in rows if int(row.split(",")[0]) <= self.step]
+            partial = path.with_suffix(".partial")
+            partial.write_text(head + "".join(rows))
+            os.replace(partial, path)
 
     def save(self) -> None:
         state = {
@@ -214,6 +226,10 @@ class Run:
         }
 
 
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("data/models/needle-qwen3"))
@@ -223,6 +239,8 @@ def main() -> int:
     parser.add_argument("--evaluate-every", type=int, default=100)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    for signum in (signal.SIGINT, signal.SIGTERM):  # a background shell leaves SIGINT ignored
+        signal.signal(signum, _interrupt)
     args.work.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     writer = DocumentWriter(tokenizer)
