@@ -74,10 +74,11 @@ class PromptStudy:
 
     @cached_property
     def value_step(self) -> int:
-        """The step of the exact answer after which the value's first token is said (else 0)."""
-        value = self.prompt.ids[self.prompt.value_span[0]]
-        said = self.record.generation.ids[1 : self.record.steps + 1]
-        return said.index(value) if value in said else 0
+        """The step of the exact answer after which the needle's value is said (else 0)."""
+        first, end = self.prompt.value_span
+        value, said = list(self.prompt.ids[first:end]), self.record.generation.ids
+        found = (s for s in range(self.record.steps) if said[s + 1 :][: len(value)] == value)
+        return next(found, 0)
 
     @cached_property
     def retrieval_head(self) -> tuple[int, int]:

@@ -4,5 +4,7 @@ from course_lib.show.block_selection import BlockSelectionExplorer
 from course_lib.show.explorer import Explorer
 from course_lib.show.picture import Picture
 from course_lib.show.quantization import QuantizationErrorExplorer
+from course_lib.show.rounding import RoundingBiasExplorer
 
-__all__ = ["BlockSelectionExplorer", "Explorer", "Picture", "QuantizationErrorExplorer"]
+__all__ = ["BlockSelectionExplorer", "Explorer", "Picture", "QuantizationErrorExplorer",
+           "RoundingBiasExplorer"]

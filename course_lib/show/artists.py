@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.text import Text
 
 from course_lib.show.style import INK, Meaning
+
+
+def caption(ax: Axes, text: str = "") -> Text:
+    """A bold line above an axes' left corner; unlike a title it is never placed anew at a draw."""
+    return ax.annotate(text, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points",
+                       fontsize=11, weight="bold", va="bottom")
 
 
 class Bars:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator
 
-from course_lib.show.artists import Bars
-from course_lib.show.style import INK, MUTED, NEEDLE, REASON, SIDE, Meaning, course_style, new_figure
+from course_lib.show.artists import Bars, caption
+from course_lib.show.style import INK, MUTED, PAPER, REASON, Meaning, course_style, new_figure
 from course_lib.show.text import percent
 
 _READ = Meaning("", "#4a4a4a", INK, "", "read")
-_LOST = Meaning("", "#ffffff", INK, "/////", "not read")
-_PLAIN = REASON["not_selected"]
+_LOST = Meaning("", PAPER, INK, "", "not read")
+# Bottom and height of tiles, attention, probe, importance, as shares of the figure.
+_STRIPS = ((0.765, 0.075), (0.545, 0.125), (0.35, 0.125), (0.155, 0.125))
 _SAYS_CHARACTERS = 92  # of a generated text that fit on one line
 
 
@@ -26,33 +28,42 @@ class BlockPicture:
 
     def __init__(self) -> None:
         with course_style():
-            self.figure = new_figure(6.3)
-            grid = self.figure.add_gridspec(4, 1, height_ratios=[0.62, 1, 1, 1], hspace=0.62,
-                                            left=0.075, right=0.985, top=0.835, bottom=0.165)
-            axes = [self.figure.add_subplot(grid[i]) for i in range(4)]
+            self.figure = new_figure(6.6)
+            axes = [self.figure.add_axes((0.075, bottom, 0.91, height))
+                    for bottom, height in _STRIPS]
             self._heads = [self.figure.text(0.012, y, "", fontsize=11 if i else 12, va="center",
                                             weight="normal" if i else "bold")
-                           for i, y in enumerate((0.972, 0.932))]
+                           for i, y in enumerate((0.975, 0.937))]
             self._says = [self.figure.text(0.012, y, "", fontsize=10.5, va="center",
-                                           family="DejaVu Sans Mono") for y in (0.062, 0.024)]
+                                           family="DejaVu Sans Mono") for y in (0.058, 0.022)]
             self._bands = [ax.axvspan(0, 1, color="#fff2b0", zorder=0) for ax in axes]
             self._tiles_ax, self._mass_ax, self._probe_ax, self._importance_ax = self._axes = axes
+            self._titles = [caption(ax) for ax in axes[1:]]
+            self._make_legend()
             self._make_tiles(axes[0])
             self._make_mass(axes[1])
             self._make_probe(axes[2])
             self._make_importance(axes[3])
 
+    def _make_legend(self) -> None:
+        ax = self.figure.add_axes((0.075, 0.885, 0.91, 0.028))
+        ax.set(xlim=(0, 100), ylim=(0, 1))
+        ax.axis("off")
+        self._counts = {}
+        for (name, meaning), x in zip(REASON.items(), (0.8, 19, 34, 51, 77), strict=True):
+            _tile(ax, meaning).move([x], [1.0], 1.6)
+            _letter(ax, meaning).set_data([x], [0.5])
+            self._counts[name] = ax.text(x + 1.5, 0.45, "", va="center", fontsize=10)
+
     def _make_tiles(self, ax: Any) -> None:
         ax.set_ylim(0, 1)
         ax.axis("off")
-        self._tiles = {name: Bars(ax, m, edge=m.ink if m.hatch else "#ffffff")
-                       for name, m in REASON.items()}
+        self._tiles = {name: _tile(ax, m) for name, m in REASON.items()}
         self._letters = {name: _letter(ax, m) for name, m in REASON.items()}
         self._needle = Bars(ax, Meaning("", "none", INK, "", ""), edge=INK, line=2.4)
-        self._needle_name = ax.text(0, 1.16, "", ha="center", va="bottom", fontsize=9.5,
+        self._needle_name = ax.text(0, 1.1, "", ha="center", va="bottom", fontsize=9.5,
                                     weight="bold")
-        self._block_name = ax.text(0, -0.16, "", ha="center", va="top", fontsize=9.5)
-        self._counts = ax.text(0, 1.16, "", va="bottom", fontsize=9.5, transform=ax.transAxes)
+        self._block_name = ax.text(0, -0.06, "", ha="center", va="top", fontsize=9.5)
 
     def _make_mass(self, ax: Any) -> None:
         self._read = Bars(ax, _READ)
@@ -61,20 +72,19 @@ class BlockPicture:
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.0f} %"))
 
     def _make_probe(self, ax: Any) -> None:
-        self._probe = {name: Bars(ax, m) for name, m in
-                       (("probe", REASON["probe"]), ("other", _PLAIN))}
+        self._probe = {name: Bars(ax, REASON[name], edge=_edge(name)) for name in
+                       ("not_selected", "probe", "evicted_by_recency")}
         ax.yaxis.set_major_locator(MaxNLocator(3))
 
     def _make_importance(self, ax: Any) -> None:
-        self._sums = {name: Bars(ax, m) for name, m in
-                      (("importance", REASON["importance"]), ("other", _PLAIN))}
+        self._sums = {name: Bars(ax, REASON[name]) for name in ("not_selected", "importance")}
         self._off = ax.text(0.5, 0.5, "", transform=ax.transAxes, ha="center", va="center",
                             color=MUTED)
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(LogLocator(numticks=4))
         ax.yaxis.set_minor_locator(FixedLocator([]))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-        ax.set_xlabel("block")
+        ax.text(0.5, -0.3, "block", transform=ax.transAxes, ha="center", va="top")
 
     def draw(self, r: dict[str, Any]) -> None:
         blocks = np.arange(r["n_blocks"])
@@ -87,8 +97,8 @@ class BlockPicture:
         self._draw_words(r)
         self._draw_tiles(r)
         self._draw_mass(r, blocks)
-        self._draw_probe(r, blocks)
-        self._draw_importance(r, blocks)
+        self._draw_probe(r)
+        self._draw_importance(r)
 
     def _draw_words(self, r: dict[str, Any]) -> None:
         self._heads[0].set_text(f"k = {r['k']} of {r['n_blocks']} blocks · layer {r['layer']} · "
@@ -98,7 +108,8 @@ class BlockPicture:
         said = r["answer"].text if r["answer"] else "…"
         names = ("exact", f"k = {r['k']}")
         width = max(map(len, names))
-        for text, name, words in zip(self._says, names, (r["exact_answer"].text, said), strict=True):
+        texts = (r["exact_answer"].text, said)
+        for text, name, words in zip(self._says, names, texts, strict=True):
             shown = textwrap.shorten(" ".join(words.split()), _SAYS_CHARACTERS, placeholder=" …")
             text.set_text(f"{name:<{width}} says: {shown}")
 
@@ -113,56 +124,66 @@ class BlockPicture:
         self._needle_name.set_x(needles.mean())
         self._needle_name.set_text("needle")
         self._block_name.set_x(r["block"])
-        self._block_name.set_text(f"block {r['block']}")
-        self._counts.set_text("    ".join(
-            f"{m.letter} {m.label} {(reason == name).sum()}" for name, m in REASON.items()))
+        self._block_name.set_text(f"▲\nblock {r['block']}")
+        for name, text in self._counts.items():
+            text.set_text(f"{REASON[name].label}: {(reason == name).sum()}")
 
     def _draw_mass(self, r: dict[str, Any], blocks: np.ndarray) -> None:
         mass, read = r["mass"], r["read"]
         self._read.move(blocks[read], mass[read])
         self._lost.move(blocks[~read], mass[~read])
         self._mass_ax.set_ylim(0, 1.08 * mass.max())
-        self._mass_ax.set_title(f"exact attention's weight: {percent(mass[read].sum())} on blocks "
-                                f"read (dark), {percent(mass[~read].sum())} on others (hatched)")
+        self._titles[0].set_text(f"exact attention's weight: {percent(mass[read].sum())} on blocks "
+                                 f"read (dark), {percent(mass[~read].sum())} on others (white)")
 
-    def _draw_probe(self, r: dict[str, Any], blocks: np.ndarray) -> None:
+    def _draw_probe(self, r: dict[str, Any]) -> None:
         selection, needle = r["selection"], r["needle_block"]
         probe = selection.probe
         low, high = float(probe.min()), float(probe.max())
         floor = low - 0.1 * (high - low or 1.0)
-        chosen = np.array([name == "probe" for name in r["reason"]])
-        self._probe["probe"].move(blocks[chosen], probe[chosen], bottom=floor)
-        self._probe["other"].move(blocks[~chosen], probe[~chosen], bottom=floor)
+        for name, at in _split(r["reason"], self._probe).items():
+            self._probe[name].move(at, probe[at], bottom=floor)
         self._probe_ax.set_ylim(floor, high + 0.08 * (high - floor))
-        self._probe_ax.set_title(f"probe score: the needle's block ranks "
+        self._titles[1].set_text(f"probe score: the needle's block ranks "
                                  f"{selection.probe_rank[needle]} of {len(probe)}")
 
-    def _draw_importance(self, r: dict[str, Any], blocks: np.ndarray) -> None:
-        selection, needle = r["selection"], r["needle_block"]
-        sums = selection.importance
+    def _draw_importance(self, r: dict[str, Any]) -> None:
+        sums, ranks = r["selection"].importance, r["selection"].importance_rank
         off = sums is None
         self._off.set_text("importance is off: the probe fills every place" if off else "")
-        if off:
-            sums = np.zeros(0)
-            self._importance_ax.set_title("importance")
-        else:
-            self._importance_ax.set_title(
-                f"importance, log scale: the needle's block ranks "
-                f"{selection.importance_rank[needle]} of {len(sums)}")
-        positive = sums[sums > 0]
-        floor = float(positive.min()) * 0.7 if positive.size else 0.1
-        top = float(positive.max()) * 1.3 if positive.size else 1.0
-        chosen = np.array([name == "importance" for name in r["reason"]])[: len(sums)]
-        blocks, heights = blocks[: len(sums)], np.maximum(sums, floor)
-        self._sums["importance"].move(blocks[chosen], heights[chosen], bottom=floor)
-        self._sums["other"].move(blocks[~chosen], heights[~chosen], bottom=floor)
-        self._importance_ax.set_ylim(floor, top)
+        self._titles[2].set_text("importance" if off else
+                                 "importance, log scale: the needle's block ranks "
+                                 f"{ranks[r['needle_block']]} of {len(sums)}")
+        positive = np.array([1.0]) if off else sums[sums > 0]
+        floor, top = 0.7 * float(positive.min(initial=1e9)), 1.3 * float(positive.max(initial=1e-9))
+        self._importance_ax.set_ylim(min(floor, 1.0), max(top, 1.0))
+        for name, at in _split(r["reason"], self._sums).items():
+            at = at[:0] if off else at
+            heights = np.zeros(0) if off else np.maximum(sums[at], floor)
+            self._sums[name].move(at, heights, bottom=min(floor, 1.0))
+
+
+def _edge(name: str) -> str:
+    return REASON[name].ink if REASON[name].hatch else INK
+
+
+def _split(reason: Sequence[str], bars: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Blocks by the bars that show them: those of another reason stand with the not selected."""
+    shown = np.array([name if name in bars else "not_selected" for name in reason])
+    return {name: np.flatnonzero(shown == name) for name in bars}
+
+
+def _tile(ax: Any, meaning: Meaning) -> Bars:
+    """Tiles under letters: a hatch would hide the letter, so a frame stands for it."""
+    if meaning.hatch:
+        return Bars(ax, meaning._replace(hatch=""), edge=meaning.ink, line=1.4)
+    return Bars(ax, meaning, edge=PAPER)
 
 
 def _letter(ax: Any, meaning: Meaning) -> Any:
     """A letter as a marker: 65 of them draw like one, where 65 texts would cost 65 layouts."""
     path = TextPath((0, 0), meaning.letter, size=10, prop=FontProperties(
-        family="DejaVu Sans", weight="bold"))
+        family="DejaVu Sans Mono", weight="bold"))
     box = path.get_extents()
     centred = Path(path.vertices - [(box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2], path.codes)
     size = 2.5 if meaning.letter == "·" else 8.5

@@ -5,7 +5,7 @@ All work from the keyboard (Tab to reach, arrows to change) and report only fini
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipywidgets import Dropdown, IntSlider, Layout, SelectionSlider, Widget
@@ -24,7 +24,7 @@ def _checked(description: str, values: Sequence[Any], value: Any) -> Any:
     return value
 
 
-def dropdown(description: str, options: dict[str, Hashable] | Sequence[Any], value: Any,
+def dropdown(description: str, options: Mapping[str, Any] | Sequence[Any], value: Any,
              tooltip: str) -> Dropdown:
     """A list to choose from; `options` are values, or labels with their values."""
     pairs = _pairs(options)
@@ -33,7 +33,7 @@ def dropdown(description: str, options: dict[str, Hashable] | Sequence[Any], val
                     style=_WIDE, layout=_layout())
 
 
-def steps(description: str, options: dict[str, Hashable] | Sequence[Any], value: Any,
+def steps(description: str, options: Mapping[str, Any] | Sequence[Any], value: Any,
           tooltip: str) -> SelectionSlider:
     """A slider over a few values in order, such as k = 1, 2, 4, …, all."""
     pairs = _pairs(options)
@@ -50,14 +50,14 @@ def number(description: str, last: int, value: int, tooltip: str) -> IntSlider:
                      continuous_update=False, style=_WIDE, layout=_layout())
 
 
-def replace_options(control: Widget, options: dict[str, Hashable], value: Any) -> None:
+def replace_options(control: Widget, options: Mapping[str, Any], value: Any) -> None:
     """Give a dropdown or a steps slider other options, with `value` chosen, in one message."""
     with control.hold_trait_notifications():
         control.options = list(options.items())
         control.value = value
 
 
-def _pairs(options: dict[str, Hashable] | Sequence[Any]) -> list[tuple[str, Any]]:
-    if isinstance(options, dict):
+def _pairs(options: Mapping[str, Any] | Sequence[Any]) -> list[tuple[str, Any]]:
+    if isinstance(options, Mapping):
         return list(options.items())
     return [(str(option), option) for option in options]

@@ -90,7 +90,7 @@ class Explorer(VBox):
 
     # What a subclass defines.
 
-    def compute(self, **params: Any) -> dict[str, Any]:
+    def compute(self, *args: Any, **params: Any) -> dict[str, Any]:
         raise NotImplementedError
 
     def make_figure(self) -> Figure:

@@ -6,17 +6,27 @@ import base64
 import io
 from typing import Any
 
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-
-from course_lib.show.style import DPI
+from PIL import Image
 
 PNG, TEXT = "image/png", "text/plain"
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """The figure as PNG; equal figures give equal bytes (no date, no version inside)."""
+    """The figure as PNG; equal figures give equal bytes (no date, no version inside).
+
+    A palette of 128 colours: a third of the bytes in a notebook, no visible difference.
+    """
+    canvas = figure.canvas
+    if not isinstance(canvas, FigureCanvasAgg):
+        canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    small = picture.quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    small.save(buffer, "PNG")
     return buffer.getvalue()
 
 

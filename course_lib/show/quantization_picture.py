@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from course_lib.show.artists import Bars, Segments
+from course_lib.show.artists import Bars, Segments, caption
 from course_lib.show.style import GRID, INK, MUTED, SIDE, course_style, new_figure
 from course_lib.show.text import fmt
 
@@ -34,7 +34,7 @@ class QuantizationPicture:
         self._peak = ax.annotate("", (0, 0), (0, 8), textcoords="offset points", ha="center",
                                  va="bottom", fontsize=9)
         self._q = [ax.text(0, 0, "", ha="center", fontsize=9) for _ in range(_LABELLED)]
-        ax.set_title("the row")
+        caption(ax, "the row")
         ax.set_ylabel("value")
         ax.set_xlabel("index")
 
@@ -48,7 +48,7 @@ class QuantizationPicture:
         ax.set_ylim(-0.35, 1.35)
         ax.set_yticks([0, 1], ["q·scale", "x"])
         ax.tick_params(axis="y", length=0)
-        ax.set_title("close to zero: grey lines are the steps")
+        caption(ax, "close to zero: grey lines are the steps")
         ax.set_xlabel("value")
 
     def _make_error(self, ax: Any) -> None:
@@ -58,7 +58,7 @@ class QuantizationPicture:
                        for label in ("half a step without the factor", None)]
         ax.axhline(0, color=INK, lw=0.8)
         self._errors = Bars(ax, SIDE["error"], edge=SIDE["error"].color, label="error")
-        ax.set_title("error of every value: q·scale − x")
+        caption(ax, "error of every value: q·scale − x")
         ax.set_xlabel("index")
         ax.set_ylabel("error")
         handles, labels = ax.get_legend_handles_labels()

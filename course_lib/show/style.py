@@ -52,8 +52,6 @@ SIDE: Mapping[str, Meaning] = {
     "recorded": Meaning("C", "#9a9a9a", INK, "...", "recorded"),
 }
 
-NEEDLE = Meaning("N", INK, PAPER, "", "the needle's block")
-
 DPI = 100  # a picture's pixels are screen pixels, so the font sizes below are what one sees
 WIDTH = 9.6  # inches: fits the output of a notebook beside an open side bar
 

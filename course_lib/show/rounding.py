@@ -1,0 +1,100 @@
+"""Rounding bias: four rules over many values, and what each does to an attention output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from course_lib.lab.kv_precision import PARTS, gaussian_case, kv_error
+from course_lib.quant import ROUNDING_RULES, dequantize_rows, quantize_rows
+from course_lib.show.controls import dropdown, number, steps
+from course_lib.show.explorer import Explorer
+from course_lib.show.rounding_picture import RoundingPicture
+from course_lib.show.text import fmt, percent
+
+VALUES = (128, 512, 2048, 8192, 32768)
+SEEDS = 10
+SIGNS = ("negative", "positive", "both")
+_ROW = 128  # values that share a scale
+
+
+def mean_errors(values: Any, rule: str) -> dict[str, float]:
+    """Mean error in steps of q8 rows, over the negative values, the positive ones, and both.
+
+    values: real numbers [rows, d]; error = (q · scale − x) / scale. Raises ValueError as
+    quantize_rows does, and where one of the signs has no value.
+    """
+    x = np.asarray(values, np.float32)
+    q, scale = quantize_rows(x, rule)
+    error = (dequantize_rows(q, scale).astype(np.float64) - x) / scale[..., None]
+    masks = {"negative": x < 0, "positive": x > 0, "both": x != 0}
+    for sign, mask in masks.items():
+        if not mask.any():
+            raise ValueError(f"values hold nothing to average for sign {sign}; give more of them.")
+    return {sign: float(error[mask].mean()) for sign, mask in masks.items()}
+
+
+class RoundingBiasExplorer(Explorer):
+    """Mean error of the four rounding rules by the sign of the value, and their effect on 9-3.
+
+    rule: whose attention errors are drawn one by one; values: one of VALUES, numbers from N(0,1)
+    in rows of 128; parts: what is quantized in the attention experiment, "v", "k" or "kv" (256
+    tokens, 128 dimensions); seed 0 … 9 draws other numbers for both.
+    """
+
+    alt = "mean error by sign for four rounding rules, and the attention errors they cause"
+
+    def __init__(self, *, rule: str = "half_up", values: int = 8192, parts: str = "v",
+                 seed: int = 0) -> None:
+        super().__init__({
+            "rule": dropdown("rounding rule", ROUNDING_RULES, rule, "drawn in the lower panel"),
+            "values": steps("values", VALUES, values, "how many numbers are rounded"),
+            "parts": dropdown("quantize", PARTS, parts, "K rows, V rows or both, in attention"),
+            "seed": number("seed", SEEDS - 1, seed, "draws other numbers"),
+        })
+
+    def compute(self, rule: str = "half_up", values: int = 8192, parts: str = "v",
+                seed: int = 0) -> dict[str, Any]:
+        """Errors of every rule, in steps; `delta` (float64 [128]) those of `rule` in attention."""
+        rows = np.random.default_rng(seed).standard_normal((values // _ROW, _ROW), np.float32)
+        case = gaussian_case(seed)
+        step = float(quantize_rows(case.v)[1].mean())
+        attention = {name: kv_error(case, name, parts) for name in ROUNDING_RULES}
+        return {
+            "rule": rule, "values": values, "parts": parts, "seed": seed, "v_step": step,
+            "bias": {name: mean_errors(rows, name) for name in ROUNDING_RULES},
+            "mean_abs": {name: e.mean_abs / step for name, e in attention.items()},
+            "positive_share": {name: e.positive_share for name, e in attention.items()},
+            "delta": attention[rule].delta.astype(np.float64) / step,
+        }
+
+    def make_figure(self) -> Figure:
+        self._picture = RoundingPicture()
+        return self._picture.figure
+
+    def draw(self, result: dict[str, Any]) -> None:
+        self._picture.draw(result)
+
+    def describe(self, result: dict[str, Any]) -> str:
+        return describe(result)
+
+
+def describe(r: dict[str, Any]) -> str:
+    """The text twin of one `compute` result."""
+    lines = [
+        f"{r['values']} values from N(0,1), rows of {_ROW}, seed {r['seed']}; errors in steps",
+        f"attention: 256 tokens, {r['parts'].upper()} quantized, output error in V steps "
+        f"(1 step = {fmt(r['v_step'])})",
+        f"{'rule':<10} {'mean error of':>13} {'':>10} {'':>8} | {'attention output':>20}",
+        f"{'':<10} {'negatives':>13} {'positives':>10} {'both':>8} | {'mean|Δ|':>9} "
+        f"{'positive':>10}",
+    ]
+    for name in ROUNDING_RULES:
+        bias = [fmt(round(r["bias"][name][sign], 3)) for sign in SIGNS]
+        mark = "  ← drawn" if name == r["rule"] else ""
+        share = percent(r["positive_share"][name])
+        lines.append(f"{name:<10} {bias[0]:>13} {bias[1]:>10} {bias[2]:>8} | "
+                     f"{fmt(r['mean_abs'][name]):>9} {share:>10}{mark}")
+    return "\n".join(lines)
