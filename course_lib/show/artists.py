@@ -38,7 +38,7 @@ class Bars:
         low = np.broadcast_to(np.asarray(bottom, float), x.shape)
         left, right = x - width / 2, x + width / 2
         corners = [(left, low), (right, low), (right, top), (left, top)]
-        self._bars.set_verts(np.stack([np.stack(c, axis=-1) for c in corners], axis=1))
+        self._bars.set_verts(list(np.stack([np.stack(c, axis=-1) for c in corners], axis=1)))
 
 
 class Segments:
@@ -54,4 +54,4 @@ class Segments:
         """Draw from (x0, y0) to (x1, y1); each a number or [n]."""
         x0, y0, x1, y1 = np.broadcast_arrays(*(np.atleast_1d(a) for a in (x0, y0, x1, y1)))
         ends = np.stack([np.stack([x0, y0], -1), np.stack([x1, y1], -1)], axis=1)
-        self._lines.set_segments(ends.astype(float))
+        self._lines.set_segments(list(ends.astype(float)))

@@ -13,7 +13,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator
 
 from course_lib.show.artists import Bars, caption
-from course_lib.show.style import INK, MUTED, PAPER, REASON, Meaning, course_style, new_figure
+from course_lib.show.style import INK, MUTED, PAPER, REASON, Meaning, new_figure
 from course_lib.show.text import percent
 
 _READ = Meaning("", "#4a4a4a", INK, "", "read")
@@ -27,23 +27,22 @@ class BlockPicture:
     """Strips whose artists are moved by `draw(result)`."""
 
     def __init__(self) -> None:
-        with course_style():
-            self.figure = new_figure(6.6)
-            axes = [self.figure.add_axes((0.075, bottom, 0.91, height))
-                    for bottom, height in _STRIPS]
-            self._heads = [self.figure.text(0.012, y, "", fontsize=11 if i else 12, va="center",
-                                            weight="normal" if i else "bold")
-                           for i, y in enumerate((0.975, 0.937))]
-            self._says = [self.figure.text(0.012, y, "", fontsize=10.5, va="center",
-                                           family="DejaVu Sans Mono") for y in (0.058, 0.022)]
-            self._bands = [ax.axvspan(0, 1, color="#fff2b0", zorder=0) for ax in axes]
-            self._tiles_ax, self._mass_ax, self._probe_ax, self._importance_ax = self._axes = axes
-            self._titles = [caption(ax) for ax in axes[1:]]
-            self._make_legend()
-            self._make_tiles(axes[0])
-            self._make_mass(axes[1])
-            self._make_probe(axes[2])
-            self._make_importance(axes[3])
+        self.figure = new_figure(6.6)
+        axes = [self.figure.add_axes((0.075, bottom, 0.91, height))
+                for bottom, height in _STRIPS]
+        self._heads = [self.figure.text(0.012, y, "", fontsize=11 if i else 12, va="center",
+                                        weight="normal" if i else "bold")
+                       for i, y in enumerate((0.975, 0.937))]
+        self._says = [self.figure.text(0.012, y, "", fontsize=10.5, va="center",
+                                       family="DejaVu Sans Mono") for y in (0.058, 0.022)]
+        self._bands = [ax.axvspan(0, 1, color="#fff2b0", zorder=0) for ax in axes]
+        self._tiles_ax, self._mass_ax, self._probe_ax, self._importance_ax = self._axes = axes
+        self._titles = [caption(ax) for ax in axes[1:]]
+        self._make_legend()
+        self._make_tiles(axes[0])
+        self._make_mass(axes[1])
+        self._make_probe(axes[2])
+        self._make_importance(axes[3])
 
     def _make_legend(self) -> None:
         ax = self.figure.add_axes((0.075, 0.885, 0.91, 0.028))

@@ -16,6 +16,7 @@ from ipywidgets import HTML, HBox, Layout, VBox, Widget
 from matplotlib.figure import Figure
 
 from course_lib.show.picture import base64_text, bundle, png_bytes
+from course_lib.show.style import course_style
 
 _IMG = '<img alt="{}" src="data:image/png;base64,{}" style="max-width:100%">'
 _PRE = '<pre style="font-size:13px; line-height:1.35; white-space:pre-wrap; margin:0">{}</pre>'
@@ -30,7 +31,7 @@ class Explorer(VBox):
     A subclass passes its controls to `__init__` by parameter name and defines
 
     * `compute(**params) -> dict`: the numbers; reads no widget and changes nothing that shows;
-    * `make_figure() -> Figure`: the artists, once;
+    * `make_figure() -> Figure`: the artists, once, in the course's style;
     * `draw(result)`: moves these artists;
     * `describe(result) -> str`: the text twin; it prints every number that the picture shows.
 
@@ -85,7 +86,8 @@ class Explorer(VBox):
     def figure(self) -> Figure:
         """The matplotlib figure, made at the first use and drawn on ever after."""
         if self._figure is None:
-            self._figure = self.make_figure()
+            with course_style():
+                self._figure = self.make_figure()
         return self._figure
 
     # What a subclass defines.
@@ -118,7 +120,8 @@ class Explorer(VBox):
         """Show one result: picture, text, no message."""
         text = self.describe(result)
         figure = self.figure
-        self.draw(result)
+        with course_style():
+            self.draw(result)
         self._png = png_bytes(figure)
         self._image.value = _IMG.format(html.escape(self.alt), base64_text(self._png))
         self._text.value = _PRE.format(html.escape(text))

@@ -11,6 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from course_lib.show.style import course_style
+
 PNG, TEXT = "image/png", "text/plain"
 
 
@@ -22,7 +24,8 @@ def png_bytes(figure: Figure) -> bytes:
     canvas = figure.canvas
     if not isinstance(canvas, FigureCanvasAgg):
         canvas = FigureCanvasAgg(figure)
-    canvas.draw()
+    with course_style():  # ticks are made while drawing
+        canvas.draw()
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     small = picture.quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     buffer = io.BytesIO()

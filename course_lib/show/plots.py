@@ -78,9 +78,9 @@ def cost_bars(costs: Mapping[str, Mapping[str, float]], *, label: str, unit: str
         ax.invert_yaxis()
         ax.legend(ncols=len(parts), loc="lower right", bbox_to_anchor=(1.0, 1.0))
         figure.text(0.012, 1 - 0.2 / figure.get_figheight(), label, color=MUTED, va="center")
-    width = max(map(len, names))
-    lines = [f"{label}, {unit}", " " * width + "".join(f"{p:>12}" for p in [*parts, "total"])]
+    room = max(map(len, names))
+    lines = [f"{label}, {unit}", " " * room + "".join(f"{p:>12}" for p in [*parts, "total"])]
     for name, total in zip(names, left, strict=True):
         values: Sequence[float] = [*(costs[name].get(part, 0.0) for part in parts), total]
-        lines.append(f"{name:<{width}}" + "".join(f"{fmt(v):>12}" for v in values))
+        lines.append(f"{name:<{room}}" + "".join(f"{fmt(v):>12}" for v in values))
     return Picture(figure, "\n".join(lines))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from course_lib.show.artists import Bars, Segments, caption
-from course_lib.show.style import GRID, INK, MUTED, SIDE, course_style, new_figure
+from course_lib.show.style import GRID, INK, MUTED, SIDE, new_figure
 from course_lib.show.text import fmt
 
 _ZOOM_STEPS = 8  # the close-up shows so many steps of the row without the factor, each way
@@ -18,14 +18,13 @@ class QuantizationPicture:
     """Three panels whose artists are moved by `draw(result)`."""
 
     def __init__(self) -> None:
-        with course_style():
-            self.figure = new_figure(5.6)
-            axes = self.figure.subplot_mosaic([["values", "zoom"], ["error", "error"]])
-            self.figure.subplots_adjust(0.085, 0.1, 0.98, 0.86, wspace=0.2, hspace=0.55)
-            self._title = self.figure.text(0.015, 0.965, "", fontsize=12, va="center")
-            self._make_values(axes["values"])
-            self._make_zoom(axes["zoom"])
-            self._make_error(axes["error"])
+        self.figure = new_figure(5.6)
+        axes = self.figure.subplot_mosaic([["values", "zoom"], ["error", "error"]])
+        self.figure.subplots_adjust(0.085, 0.1, 0.98, 0.86, wspace=0.2, hspace=0.55)
+        self._title = self.figure.text(0.015, 0.965, "", fontsize=12, va="center")
+        self._make_values(axes["values"])
+        self._make_zoom(axes["zoom"])
+        self._make_error(axes["error"])
 
     def _make_values(self, ax: Any) -> None:
         self._values_ax = ax

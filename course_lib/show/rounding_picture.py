@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from course_lib.quant import ROUNDING_RULES
 from course_lib.show.artists import Bars, caption
-from course_lib.show.style import INK, SIDE, course_style, new_figure
+from course_lib.show.style import INK, SIDE, new_figure
 from course_lib.show.text import fmt, percent
 
 _OFFSET = {"negative": -0.27, "positive": 0.0, "both": 0.27}
@@ -20,14 +20,13 @@ class RoundingPicture:
     """Three panels whose artists are moved by `draw(result)`."""
 
     def __init__(self) -> None:
-        with course_style():
-            self.figure = new_figure(5.8)
-            axes = self.figure.subplot_mosaic([["bias", "effect"], ["delta", "delta"]])
-            self.figure.subplots_adjust(0.085, 0.09, 0.98, 0.86, wspace=0.2, hspace=0.5)
-            self._title = self.figure.text(0.015, 0.965, "", fontsize=12, va="center")
-            self._make_bias(axes["bias"])
-            self._make_effect(axes["effect"])
-            self._make_delta(axes["delta"])
+        self.figure = new_figure(5.8)
+        axes = self.figure.subplot_mosaic([["bias", "effect"], ["delta", "delta"]])
+        self.figure.subplots_adjust(0.085, 0.09, 0.98, 0.86, wspace=0.2, hspace=0.5)
+        self._title = self.figure.text(0.015, 0.965, "", fontsize=12, va="center")
+        self._make_bias(axes["bias"])
+        self._make_effect(axes["effect"])
+        self._make_delta(axes["delta"])
 
     def _make_bias(self, ax: Any) -> None:
         self._bias = {sign: Bars(ax, SIDE[sign], label=SIDE[sign].label) for sign in _OFFSET}
