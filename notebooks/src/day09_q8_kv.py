@@ -227,13 +227,13 @@ layer, token = config.num_hidden_layers - 1, prompt.value_span[0]
 rows = sessions["f32"].cache.rows(layer)
 print(f"layer {layer}, KV head 0, token {token} {engine.decode([prompt.ids[token]])!r}"
       "   (this machine)")
-print("outlier   K: step  mean|error| of the rest  zeros   V: step  mean|error| of the rest  zeros")
+print("outlier |   K step  mean|error| of the rest  zeros |   V step  mean|error| of the rest  zeros")
 for factor in (1, 2, 4, 8, 16, 32):
-    line = f"    × {factor:>2}"
+    line = f"   × {factor:>2} "
     for row in (rows.k[0, token], rows.v[0, token]):
         r = quantize_with_outlier(row, outlier=factor)
         rest = np.delete(np.abs(r["error"]), r["peak"]).mean()
-        line += f"{r['scale']:11.2g} {rest:24.2g} {int((r['q'] == 0).sum()):6d}"
+        line += f"| {r['scale']:8.2g} {rest:24.2g} {int((r['q'] == 0).sum()):6d} "
     print(line)
 
 # %% [markdown]
@@ -487,7 +487,7 @@ One query head `q` of d values (a multiple of 32), and the q8 rows of its KV hea
   per 32 values: m = max|q| of the group (1 below 1e-6), code = q·(127/m), ties **away from zero**.
 * `bound`: one number that no component of `out` can differ by from `two_pass` over the same rows
   with the float query, *whatever* the rounding errors of q are within half a step. Zero error is
-  not a bound, and neither is a million: the checks accept up to three times the one below.
+  not a bound, and neither is a million: the checks accept up to three times the one in the hints.
 
 <details><summary>Hint 1: rounding away from zero</summary>
 
@@ -632,8 +632,9 @@ print(f"mean / step = {fmt(article('mean_abs_diff') / step)}   (derived)")
 
 # %% [markdown]
 r"""
-The article reads this as: the error is at most half a step, the mean is about half a step, so nothing
-was amplified, "the error comes from the step, not from a bias".
+The article reads this as: every value is off by at most half a step, the mean is about half a step,
+so nothing was amplified, and 误差源是"步长"而非"偏置", the source of the error is the step and not a
+bias.
 
 Look again before you agree. What do the four differences have in common? And is half a step what you
 would *expect* of an output that is a weighted mean of 256 rows?
@@ -708,9 +709,9 @@ print("       y:", *(f"{value:5.1f}" for value in y))
 
 # %% [markdown]
 r"""
-−15.9 became −15, −1.9 became −1. Every negative number that is not close to its tie lands one step
-too high. **Predict** for random numbers: the mean error of `trunc` on negatives, on positives, and
-over both, in steps. Then switch the rule.
+−15.9 became −15, −1.9 became −1. Every number below −½ lands one step too high, except those exactly
+between two codes. **Predict** for random numbers: the mean error of `trunc` on negatives, on
+positives, and over both, in steps. Then switch the rule.
 """
 
 # %%
@@ -721,9 +722,10 @@ r"""
 On average one step on negatives, none on positives, half a step over both.
 
 Now the mechanism. If every value of V is too high by $b$, the output is too high by $b$, because the
-weights add up to one: $\sum_t w_t (v_t + b) = \sum_t w_t v_t + b$. Nothing cancels. An offset of K
-shifts *all* scores by the same $q \cdot b/\sqrt d$, and the softmax does not see a common shift. That
-is the whole table above.
+weights add up to one: $\sum_t w_t (v_t + b) = \sum_t w_t v_t + b$. Nothing cancels. An offset $b$ in
+every value of K adds the same $b \sum_i q_i/\sqrt d$ to *all* scores, and the softmax does not see a
+common shift. What is left of K is twice the error of the other rules, because its values are now off
+by 0 or by 1 step, depending on their sign; but it goes up and down. That is the whole table above.
 
 ### How sure can one be?
 
@@ -803,16 +805,16 @@ Read the p column with care. Four of four is p = 0.125: **no proof at all**. It 
 What convinces is the rest: mean/step ≈ ½ where 1/30 was expected, and one rule, out of four, that
 reproduces it.
 
-So, politely and with our own numbers: the sentence "the error comes from the step, not from a bias"
-is the other way round *for that experiment*. What it measured was a bias of half a step, from a
-rounding rule. The engine's KV rule does not have it; there the error is about 1/30 of a step.
-The article's conclusion, q8 rows are cheap, becomes stronger, not weaker.
+So our numbers say: *for that experiment*, step and bias are the other way round. What it shows is a
+bias of half a step, which comes from a rounding rule. The engine's own KV rule does not have it; there
+the error is about 1/30 of a step. The article's conclusion, that q8 rows are a good bargain, becomes
+stronger by this, not weaker.
 
 The rule was not made up for this lesson: the engine's public source used `trunc(y + 0.5)` in its
 older weight and activation quantizers. We do not have the article's test program, so "it used that
 rule" remains an inference, a well-supported one.
 
-### Two more things that one division shows
+### Two checks that cost little
 
 The average step was 0.01719. Multiply by 127, and you have the average maximum of a row:
 """
@@ -829,7 +831,7 @@ r"""
 generator had thinner tails than N(0, 1), for instance a sum of a few uniform numbers. It hardly
 matters for the result, but a check that costs one division is worth making.
 
-The second thing is the article's task for you: make K and V three times larger; it expects the
+The second check is the article's own task: make K and V three times larger; it expects the
 relative error to stay, because each row has its own scale. *Predict* for each of the four lines:
 same, larger, smaller?
 """
