@@ -89,10 +89,11 @@ def run(
 
 
 def run_all(item: Exercise, fn: Callable, cases: Sequence[Case]) -> list[Result]:
-    """Run `fn` on every case; after one that takes too long the rest count as too long."""
+    """Run `fn` on every case; after one that took too long, or was interrupted, the rest are
+    not tried and count as it does."""
     results: list[Result] = []
     for case in cases:
-        if results and results[-1].error is TookTooLong:
+        if results and results[-1].error in (TookTooLong, KeyboardInterrupt):
             results.append(results[-1])
         else:
             results.append(run(fn, case.args, case.kwargs, call=item.call, seconds=item.seconds))
@@ -153,6 +154,8 @@ def _error_text(result: Result) -> str:
     assert error is not None
     if issubclass(error, TookTooLong):
         return "took too long (an endless loop?)"
+    if issubclass(error, KeyboardInterrupt):
+        return "interrupted"
     if issubclass(error, ForeignValue):
         return f"returned {result.text}; return plain numbers, lists or arrays"
     if issubclass(error, NotImplementedError):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from course_lib.classroom.values import ForeignValue, plain
 from course_lib.errors import CourseError
 
 ID = re.compile(r"d(\d\d)\.([ab])([1-9])")
@@ -45,6 +46,16 @@ class Case:
         given = (self.expect is not NOTHING) + (self.raises is not None) + (self.accept is not None)
         if given != 1:
             raise ValueError(f"case {self.name!r}: give exactly one of expect, raises, accept")
+        if not isinstance(self.args, (tuple, list)):
+            raise ValueError(f"case {self.name!r}: args must be a tuple of the arguments")
+        held = {"args": self.args, "kwargs": dict(self.kwargs)}
+        if self.expect is not NOTHING:
+            held["expect"] = self.expect
+        for what, value in held.items():
+            try:
+                plain(value)
+            except ForeignValue as error:
+                raise ValueError(f"case {self.name!r}: {what} holds {error}") from None
 
 
 @dataclass(frozen=True)

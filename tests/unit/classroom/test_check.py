@@ -89,7 +89,7 @@ def raising(error):
 @pytest.mark.parametrize("answer, text", [
     (raising(ValueError("no\nsecond line")), "ValueError: no"),
     (raising(SystemExit(3)), "SystemExit: 3"),
-    (raising(KeyboardInterrupt()), "KeyboardInterrupt"),
+    (raising(KeyboardInterrupt()), "interrupted"),
     (raising(GeneratorExit()), "GeneratorExit"),
     (raising(Hostile()), "Hostile"),
     (lambda x: sys.exit("bye"), "SystemExit: bye"),
@@ -294,6 +294,28 @@ def test_solved_or(capsys, register):
 def test_a_case_states_exactly_one_outcome(options):
     with pytest.raises(ValueError, match="exactly one"):
         Case("name", (1,), **options)
+
+
+@pytest.mark.parametrize("options, text", [
+    ({"args": np.zeros(3)}, "tuple of the arguments"), ({"args": (len,)}, "args holds an object"),
+    ({"kwargs": {"rng": np.random.default_rng(0)}}, "kwargs holds an object"),
+    ({"expect": AlwaysEqual()}, "expect holds an object"),
+])
+def test_a_case_holds_plain_values_only(options, text):
+    with pytest.raises(ValueError, match=text):
+        Case("name", **{"expect": 1, **options})
+
+
+def test_an_interrupted_check_tries_no_more(capsys, register):
+    calls = []
+
+    def interrupted(x):
+        calls.append(x)
+        raise KeyboardInterrupt
+
+    register(*DOUBLE)
+    assert line(capsys, interrupted) == "[x] d42.a1 0/2: small — interrupted"
+    assert len(calls) == 1
 
 
 def test_ids():
