@@ -77,7 +77,8 @@ def execute(notebook: NotebookNode, on_cell: Callable[[int], None] = lambda inde
         work = Path(folder) / "work"
         work.mkdir()
         manager = AsyncKernelManager(
-            kernel_name="python3", kernel_spec_manager=_ThisPython(parent=None)
+            kernel_name="python3", kernel_spec_manager=_ThisPython(parent=None),
+            connection_file=str(Path(folder) / "kernel.json"),
         )
         client = NotebookClient(
             notebook, km=manager, timeout=CELL_TIMEOUT, coalesce_streams=True,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
+import tempfile
 
 import nbformat
 import pytest
 
+import course_lib
 from course_lib.classroom import build
 from course_lib.classroom.build import build_day, drift
 from course_lib.classroom.execute import CellFailed, Run, execute
@@ -180,16 +183,15 @@ def test_a_dead_kernel_and_a_slow_cell_are_told(monkeypatch):
 def test_the_kernel_runs_here_and_in_an_empty_folder(tmp_path, monkeypatch):
     (tmp_path / "startup.py").write_text("raise SystemExit")
     monkeypatch.setenv("PYTHONSTARTUP", str(tmp_path / "startup.py"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     notebook = nbformat.v4.new_notebook()
     notebook.cells = [nbformat.v4.new_code_cell(
         "import os, sys, json, course_lib\n"
         "print(json.dumps([os.listdir(), sys.executable, course_lib.__file__]))"
     )]
     execute(notebook)
-    import sys
-
-    import course_lib
-
+    assert list((tmp_path / "temporary").iterdir()) == [], "something was left behind"
     listed, python, library = json.loads(notebook.cells[0].outputs[0].text)
     assert (listed, python, library) == ([], sys.executable, course_lib.__file__)
 
