@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from course_lib.show.artists import Bars, caption
 from course_lib.show.style import INK, MUTED, PAPER, REASON, Meaning, new_figure
-from course_lib.show.text import percent
+from course_lib.show.text import drawable, percent
 
 _READ = Meaning("", "#4a4a4a", INK, "", "read")
 _LOST = Meaning("", PAPER, INK, "", "not read")
@@ -30,10 +29,11 @@ class BlockPicture:
         self.figure = new_figure(6.6)
         axes = [self.figure.add_axes((0.075, bottom, 0.91, height))
                 for bottom, height in _STRIPS]
+        # parse_math=False: a model may well say "$".
         self._heads = [self.figure.text(0.012, y, "", fontsize=11 if i else 12, va="center",
-                                        weight="normal" if i else "bold")
+                                        weight="normal" if i else "bold", parse_math=False)
                        for i, y in enumerate((0.975, 0.937))]
-        self._says = [self.figure.text(0.012, y, "", fontsize=10.5, va="center",
+        self._says = [self.figure.text(0.012, y, "", fontsize=10.5, va="center", parse_math=False,
                                        family="DejaVu Sans Mono") for y in (0.058, 0.022)]
         self._bands = [ax.axvspan(0, 1, color="#fff2b0", zorder=0) for ax in axes]
         self._tiles_ax, self._mass_ax, self._probe_ax, self._importance_ax = self._axes = axes
@@ -102,15 +102,16 @@ class BlockPicture:
     def _draw_words(self, r: dict[str, Any]) -> None:
         self._heads[0].set_text(f"k = {r['k']} of {r['n_blocks']} blocks · layer {r['layer']} · "
                                 f"query head {r['head']} · n_probe {r['n_probe']}")
-        self._heads[1].set_text(f"{r['question']}   step {r['step']}: fed {r['fed']!r}, "
-                                f"exact attention says {r['next']!r}")
+        self._heads[1].set_text(drawable(f"{r['question']} Step {r['step']}: fed {r['fed']!r}, "
+                                         f"exact attention says {r['next']!r}"))
         said = r["answer"].text if r["answer"] else "…"
         names = ("exact", f"k = {r['k']}")
         width = max(map(len, names))
         texts = (r["exact_answer"].text, said)
         for text, name, words in zip(self._says, names, texts, strict=True):
-            shown = textwrap.shorten(" ".join(words.split()), _SAYS_CHARACTERS, placeholder=" …")
-            text.set_text(f"{name:<{width}} says: {shown}")
+            line = drawable(words)
+            cut = line if len(line) <= _SAYS_CHARACTERS else line[:_SAYS_CHARACTERS] + " …"
+            text.set_text(f"{name:<{width}} says: {cut}")
 
     def _draw_tiles(self, r: dict[str, Any]) -> None:
         reason = np.array(r["reason"])
@@ -149,6 +150,7 @@ class BlockPicture:
     def _draw_importance(self, r: dict[str, Any]) -> None:
         sums, ranks = r["selection"].importance, r["selection"].importance_rank
         off = sums is None
+        self._importance_ax.yaxis.set_visible(not off)
         self._off.set_text("importance is off: the probe fills every place" if off else "")
         self._titles[2].set_text("importance" if off else
                                  "importance, log scale: the needle's block ranks "

@@ -8,7 +8,7 @@ import numpy as np
 
 from course_lib.show.artists import Bars, Segments, caption
 from course_lib.show.style import GRID, INK, MUTED, SIDE, new_figure
-from course_lib.show.text import fmt
+from course_lib.show.text import drawable, fmt
 
 _ZOOM_STEPS = 8  # the close-up shows so many steps of the row without the factor, each way
 _LABELLED = 8  # up to so many values carry their q
@@ -21,7 +21,8 @@ class QuantizationPicture:
         self.figure = new_figure(5.6)
         axes = self.figure.subplot_mosaic([["values", "zoom"], ["error", "error"]])
         self.figure.subplots_adjust(0.085, 0.1, 0.98, 0.86, wspace=0.2, hspace=0.55)
-        self._title = self.figure.text(0.015, 0.965, "", fontsize=12, va="center")
+        self._title = self.figure.text(0.015, 0.965, "", fontsize=12, va="center",
+                                       parse_math=False)
         self._make_values(axes["values"])
         self._make_zoom(axes["zoom"])
         self._make_error(axes["error"])
@@ -66,7 +67,7 @@ class QuantizationPicture:
 
     def draw(self, r: dict[str, Any]) -> None:
         self._title.set_text(
-            f"{r['name']} · rule {r['rule']} · largest value × {r['outlier']} · "
+            f"{drawable(r['name'])} · rule {r['rule']} · largest value × {r['outlier']} · "
             f"step {fmt(r['scale'])}")
         self._draw_values(r)
         self._draw_zoom(r)

@@ -17,3 +17,12 @@ def percent(share: float) -> str:
 def plural(count: int, noun: str) -> str:
     """"1 block", "2 blocks"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def drawable(text: str) -> str:
+    """Generated text on one line, with � for what the pictures' font may lack.
+
+    The font of every picture surely has Latin letters; a missing glyph would be a warning.
+    """
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() and ord(c) < 0x180 else "�" for c in line)
