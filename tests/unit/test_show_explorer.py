@@ -41,6 +41,7 @@ class Squares(Explorer):
         self._ax = figure.add_subplot()
         self._bars = Bars(self._ax, SIDE["exact"])
         self._ax.set(xlim=(0, 2), ylim=(0, 100))
+        self._ax.axis("off")
         return figure
 
     def draw(self, result: dict) -> None:
