@@ -26,9 +26,12 @@ class BuildKernels(build_ext):
     """build_ext that survives a machine without compiler, headers or Cython."""
 
     def run(self):
+        in_place = self.inplace  # which setuptools sets aside while it builds
         try:
             super().run()
         except NotBuilt as reason:
+            self.inplace = in_place
+            self.remove_old()
             if os.environ.get("COURSE_REQUIRE_KERNELS") == "1":
                 raise SystemExit(f"error: kernels: not built: {reason}") from None
             print(
@@ -38,6 +41,13 @@ class BuildKernels(build_ext):
         else:
             names = ", ".join(ext.name.rpartition(".")[2] for ext in self.extensions)
             print(f"kernels: {names} compiled for {self.target}")
+
+    def remove_old(self):
+        """Kernels of an earlier source must not run in place of those that did not compile."""
+        for extension in self.extensions:
+            path = self.get_ext_fullpath(extension.name)
+            if os.path.exists(path):
+                os.remove(path)
 
     def build_extensions(self):
         compiler = self.compiler.compiler_so[0]
@@ -54,7 +64,8 @@ class BuildKernels(build_ext):
         try:
             super().build_extensions()
         except Exception as error:  # distutils, setuptools and Cython each have their own
-            raise NotBuilt(f"the compiler failed ({error})") from error
+            print(error)
+            raise NotBuilt("the compiler failed, its messages are in the log") from error
 
     def build_extension(self, ext):
         try:

@@ -11,6 +11,7 @@ import ast
 import fcntl
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -21,9 +22,13 @@ from importlib.util import find_spec
 
 from course_lib import launch
 from course_lib.errors import CourseError
-from course_lib.setup_log import StepFailed, run_step
+from course_lib.setup_log import NoNetwork, StepFailed, run_step
 
 PTH = "course_lib.pth"
+
+
+class NotInstallable(CourseError):
+    """A step failed for another reason than the network."""
 
 
 def prepare(root: str, env: str) -> int:
@@ -31,7 +36,8 @@ def prepare(root: str, env: str) -> int:
 
     Says on stderr what it does; every failure is one line with the remedy and the log's path.
     """
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    previous = {s: signal.signal(s, lambda number, _: sys.exit(128 + number)) for s in signals}
     log = env + ".log"
     try:
         os.makedirs(os.path.dirname(env), exist_ok=True)
@@ -55,7 +61,8 @@ def prepare(root: str, env: str) -> int:
         print(f"course: cannot set up {env}: {error.strerror or error}", file=sys.stderr)
         return 2
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -125,7 +132,16 @@ def install(root: str, env: str, log: str, lock: int) -> None:
     python = launch.python_of(env)
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     pip += ["--progress-bar", "off", "--prefer-binary"]
-    step("installing", [*pip, *constraints(root), *requirements(root)], root, log, lock)
+    exact = constraints(root)
+    try:
+        step("installing", [*pip, *exact, *requirements(root)], root, log, lock)
+    except NotInstallable:
+        # An older patch release of the same Python can be too old for one of the exact versions.
+        if not exact:
+            raise
+        print(f"course: constraints.txt does not fit Python {platform.python_version()}; "
+              "installing the newest versions instead", file=sys.stderr)
+        step("installing", [*pip, *requirements(root)], root, log, lock)
     write_path_file(root, env)
     write_stamp(root, env, build_kernels(root, env, log, lock))
 
@@ -213,7 +229,13 @@ def relocate(root: str, env: str) -> None:
             content = file.read()
         if old in content and b"\0" not in content:
             mode = os.stat(path).st_mode
-            write_atomically(path, content.replace(old, new))
+            first, _, rest = content.replace(old, new).partition(b"\n")
+            if first.startswith(b"#!" + new) and (b" " in first or len(first) > 127):
+                # What the system reads as an interpreter's path ends at a space and at 127 bytes;
+                # this line is a call to the shell and a string to Python, as pip writes it.
+                python = first.removeprefix(b"#!")
+                first = b"#!/bin/sh\n'''exec' \"" + python + b"\" \"$0\" \"$@\"\n' '''"
+            write_atomically(path, first + b"\n" + rest)
             os.chmod(path, mode)
     write_path_file(root, env)
     kernels = {key: stamp.get(key) for key in ("kernels", "kernels_line", "kernels_missing")}
@@ -243,5 +265,7 @@ def step(label: str, command: list[str], root: str, log: str, lock: int) -> str:
     """Run one step of the set-up; its failure is one sentence with the log's path."""
     try:
         return run_step(label, command, cwd=root, log=log, keep_fd=lock)
-    except StepFailed as failure:
+    except NoNetwork as failure:
         raise CourseError(f"{failure}; log: {log}") from None
+    except StepFailed as failure:
+        raise NotInstallable(f"{failure}; log: {log}") from None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,10 @@ class StepFailed(Exception):
     """A step of the set-up ended with an error; the text is for the user."""
 
 
+class NoNetwork(StepFailed):
+    """It failed because the package index cannot be reached."""
+
+
 def run_step(label: str, command: list[str], *, cwd: str, log: str, keep_fd: int) -> str:
     """Run `command`, append its output to the file `log` and return it.
 
@@ -46,18 +51,32 @@ def run_step(label: str, command: list[str], *, cwd: str, log: str, keep_fd: int
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(keep_fd,),
+            start_new_session=True,  # so that its own children can be ended with it
         )
         try:
             output = follow(child, label, file)
         except BaseException:
-            child.terminate()
-            child.wait()
+            end(child)
             raise
         finally:
             clear_status()
     if child.returncode:
-        raise StepFailed(f"{label} failed: {explain(output)}")
+        failure = NoNetwork if any(mark in output for mark in OFFLINE) else StepFailed
+        raise failure(f"{label} failed: {explain(output)}")
     return output
+
+
+def end(child: subprocess.Popen) -> None:
+    """End a child and its children, by their process group."""
+    try:
+        os.killpg(child.pid, signal.SIGTERM)
+        child.wait(timeout=5)
+        os.killpg(child.pid, signal.SIGKILL)  # whoever of the group did not listen
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    except ProcessLookupError:
+        pass
 
 
 def follow(child: subprocess.Popen, label: str, log) -> str:
@@ -102,4 +121,6 @@ def explain(output: str) -> str:
         return "no space left on the disk; the environment needs about 1 GB"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith(("error:", "fatal:"))]
-    return (errors or lines or ["it printed nothing"])[-1]
+    # pip ends a conflict with a link to its manual; the cause stands in an error before it.
+    useful = [line for line in errors if "https://" not in line]
+    return (useful or errors or lines or ["it printed nothing"])[-1]

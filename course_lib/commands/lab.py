@@ -49,8 +49,12 @@ def jupyter_command(work: str, ip: str, port: int, *, browser: bool) -> list[str
     made anew at every start."""
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={work}"]
     command += [f"--ServerApp.ip={ip}", f"--ServerApp.port={port}"]
+    # Warnings and the address; not a page about extensions.
+    command += ["--Application.log_level=WARN"]
+    # Authors' Jupytext stays out of the student's files; language servers are not installed.
+    command += ["--ServerApp.jpserver_extensions={'jupyterlab_jupytext': False, 'jupyter_lsp': False}"]
     # Nothing on the network: no news, no update check, no extension listing.
-    command += ["--LabApp.news_url=", "--LabApp.extension_manager=readonly"]
+    command += ["--LabApp.news_url=None", "--LabApp.extension_manager=readonly"]
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     command += [f"--ServerApp.open_browser={browser}"]
     if os.geteuid() == 0:  # boards are often used as root, and JupyterLab refuses that by default
