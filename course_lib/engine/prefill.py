@@ -46,7 +46,7 @@ def run_prompt(
     def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         cache.append(layer, k, v)
         k, v = _as_float(cache.rows(layer))
-        if prefill_k is None or n <= 2 * block_size:
+        if prefill_k is None:
             return causal_attention(q, k, v, importance=counted, importance_from=counted_from)
         context, _ = sparse_prefill_attention(
             q,

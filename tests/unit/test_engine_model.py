@@ -162,6 +162,13 @@ def test_every_array_inside_is_float32(monkeypatch):
     model = model_of(BASE_CONFIG, random_tensors(BASE_CONFIG))
     session, hidden = run_prompt(model, [1, 2, 3], importance="all_queries")
     assert hidden.dtype == session.importance.dtype == np.float32
+
+    def attend(layer, q, k, v):
+        assert q.dtype == k.dtype == v.dtype == np.float32
+        assert all(rows.flags.c_contiguous for rows in (q, k, v))
+        return q
+
+    assert model.hidden([1, 2, 3], 0, attend).dtype == np.float32
     assert seen == {(name, "float32") for name in names}
 
 

@@ -12,6 +12,7 @@ from course_lib import sparse
 from course_lib.attention import causal_attention, two_pass
 from course_lib.engine import Engine, generate_from
 from course_lib.engine.generate import greedy
+from course_lib.engine.layers import linear, rms_norm
 from course_lib.engine.session import log_softmax
 from course_lib.errors import CourseError
 from course_lib.kvcache import KVCache
@@ -69,6 +70,18 @@ def test_decode_rows_equal_prefill_rows(engine):
         for a, b in zip(by_prefill.rows(layer), by_steps.cache.rows(layer), strict=True):
             if a is not None:
                 np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * np.abs(a).max())
+
+
+def test_position_zero_is_not_rotated(engine):
+    """RoPE sees differences of positions only, so logits cannot tell where counting starts; the
+    first row of the cache can: it is the normed key itself."""
+    weights = engine.model.weights
+    x = weights.embedding[[77]]
+    eps = engine.config.rms_norm_eps
+    key = linear(rms_norm(x, weights.layers[0].input_norm, eps), weights.layers[0].k_proj)
+    key = rms_norm(key.reshape(2, 8), weights.layers[0].k_norm, eps)
+    row = engine.prefill([77, 5]).cache.rows(0).k[:, 0]
+    np.testing.assert_allclose(row, key, rtol=1e-5, atol=1e-6)
 
 
 def test_same_call_same_bits(engine):
@@ -182,9 +195,9 @@ def test_fork_shares_nothing_that_changes(engine, kv):
     )
     fork = session.fork()
     assert fork.logits.tobytes() == session.logits.tobytes()
+    fork.logits += 1
     first = [fork.step(t).copy() for t in (5, 6, 7)]
     fork.importance += 1
-    fork.logits += 1
     assert len(session) == 64
     assert session.logits.tobytes() == before[0].tobytes()
     assert session.importance.tobytes() == before[1].tobytes()
@@ -297,6 +310,13 @@ def test_sparse_prefill_of_all_blocks_is_exact_and_of_one_is_not(engine, config)
     assert np.flatnonzero(sums).tolist() == [7, 12]
 
 
+def test_sparse_prefill_uses_the_sessions_block_size(engine):
+    importance = engine.prefill(random_ids(300), prefill_k=1, block_size=8).importance
+    # The last blocks of the mini-batches 0 … 255 and 256 … 299.
+    sums = sparse.importance_sums(importance, 8)
+    assert np.flatnonzero(sums).tolist() == [31, 37]
+
+
 def test_sparse_prefill_gate(engine):
     for n, differs in ((64, False), (65, True)):
         ids = random_ids(n)
@@ -367,6 +387,43 @@ def test_generation_record(engine):
     assert engine.generate(random_ids(100), 6, decode_k=2) == result.ids
 
 
+def test_generation_passes_its_options_to_every_step(engine):
+    session = engine.prefill(random_ids(200))
+    plain = generate_from(session, 5, decode_k=2, trace=True)
+    probed = generate_from(session, 5, decode_k=2, n_probe=1, trace=True)
+    assert not np.array_equal(plain.selections[0][0][0].probe, probed.selections[0][0][0].probe)
+    trace = []
+    session.fork().step(plain.ids[0], decode_k=2, n_probe=1, trace=trace)
+    np.testing.assert_array_equal(trace[0][0][0].probe, probed.selections[0][0][0].probe)
+    forced = generate_from(session, 5, decode_k=1, force_blocks=(0, 1, 2, 3, 4, 5, 6))
+    assert forced.blocks_read == [7.0] * 4
+    assert forced.ids == generate_from(session, 5).ids
+
+
+def test_generate_passes_its_options_on(engine, monkeypatch):
+    seen = {}
+
+    def record(session, count, decode_k, **options):
+        seen.update(options, count=count, decode_k=decode_k, kv=session.cache.dtype)
+        return generate_from(session, count, decode_k, **options)
+
+    monkeypatch.setattr("course_lib.engine.engine.generate_from", record)
+    engine.generate(random_ids(80), 2, decode_k=1, n_probe=3, kv="q8")
+    assert seen == {"n_probe": 3, "count": 2, "decode_k": 1, "kv": "q8"}
+    # A request that cannot fit fails before any work is done.
+    monkeypatch.setattr("course_lib.engine.engine.run_prompt", None)
+    with pytest.raises(CourseError, match="do not fit"):
+        engine.generate(random_ids(80), 500)
+
+
+def test_attention_time_is_the_sum_over_layers_in_milliseconds(engine, monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr("course_lib.engine.decode.time.perf_counter", lambda: next(ticks) * 0.002)
+    for k in (None, 1):
+        result = generate_from(engine.prefill(random_ids(100)), 4, decode_k=k)
+        assert result.attn_ms == pytest.approx([2.0 * LAYERS] * 3)
+
+
 def test_one_new_token_needs_no_decode(engine, monkeypatch):
     session = engine.prefill(random_ids(10))
     monkeypatch.setattr("course_lib.engine.session.Session.step", None)
@@ -378,9 +435,10 @@ def test_stops_before_the_end_token(tmp_path, engine):
     free = engine.generate(ids, 10)
     stop = next(token for i, token in enumerate(free) if i >= 3 and token not in free[:i])
     at = free.index(stop)
-    write_checkpoint(tmp_path, eos_token_id=[stop, 299])
-    stopping = Engine.load(tmp_path)
-    assert stopping.generate(ids, 10) == free[:at]
+    for several in ([stop, 299], [299, stop]):
+        write_checkpoint(tmp_path, eos_token_id=several)
+        stopping = Engine.load(tmp_path)
+        assert stopping.generate(ids, 10) == free[:at]
     result = stopping.generate_from(stopping.prefill(ids), 10)
     assert (result.ids, result.stopped) == (free[:at], "eos")
     assert len(result.logits_margin) == at + 1 and len(result.attn_ms) == at
