@@ -32,7 +32,7 @@ from tqdm import tqdm  # noqa: E402
 from course_lib.lab import world  # noqa: E402
 
 SEED = 20261129
-FIELDS = ("step length tokens seconds lr hint_weight loss hint_loss value_accuracy "
+FIELDS = ("step length tokens seconds lr hint_weight loss hint_loss value_accuracy probe_loss "
           "eval_length eval_known eval_unseen eval_chain").split()
 
 
@@ -52,6 +52,7 @@ STAGES = (
     Stage(350, 1024, 4),
     Stage(550, 2176, 2),
 )
+PROBE_FROM, PROBE_WEIGHT = 1127, 0.25  # once facts are found, make them findable by probes too
 HINT_STEPS = 900  # hints fade out linearly over the last half of these steps
 
 
@@ -71,6 +72,11 @@ def learning_rate(step: int, total: int, peak: float) -> float:
 
 def hint_weight(step: int) -> float:
     return max(0.0, min(1.0, 2 * (1 - step / HINT_STEPS)))
+
+
+def probe_weight(step: int) -> float:
+    """Rises over 100 steps from PROBE_FROM on, then stays."""
+    return PROBE_WEIGHT * min(1.0, max(0.0, (step - PROBE_FROM) / 100))
 
 
 def optimizers(network: Network) -> list[torch.optim.Optimizer]:
@@ -210,7 +216,9 @@ class Run:
             for group in optimizer.param_groups:
                 group["lr"] = rate
         with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-            total, readings = loss(self.network, batch, weight)
+            total, readings = loss(
+                self.network, batch, weight, probe_weight(self.step), phase=self.step
+            )
         total.backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         for optimizer in self.optimizers:

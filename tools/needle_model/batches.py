@@ -14,12 +14,13 @@ from needle_model.documents import DocumentWriter
 class Batch:
     """ids [B, n] int64, weights [B, n] float32 of predicting each token, is_value [B, n] bool.
 
-    hints: (layer, head) → int64 [m, 4] rows (document, query, first, last)."""
+    hints: (layer, head) → int64 [m, 4] rows (document, query, first, last); probes: such rows."""
 
     ids: Tensor
     weights: Tensor
     is_value: Tensor
     hints: dict[tuple[int, int], Tensor]
+    probes: Tensor
 
 
 def make_batch(
@@ -40,4 +41,5 @@ def make_batch(
         if hints:
             for head, items in d.hints.items():
                 rows.setdefault(head, []).extend((i, q, a, b) for q, a, b in items)
-    return Batch(ids, weights, is_value, {h: torch.tensor(r) for h, r in rows.items()})
+    probes = torch.tensor([(i, *row) for i, d in enumerate(documents) for row in d.probes])
+    return Batch(ids, weights, is_value, {h: torch.tensor(r) for h, r in rows.items()}, probes)

@@ -28,12 +28,18 @@ Span = tuple[int, int]
 
 @dataclass
 class Document:
-    """Token ids, loss weights, value flags and hints `(layer, head) → [(query, first, last)]`."""
+    """Token ids, loss weights, value flags and hints `(layer, head) → [(query, first, last)]`.
+
+    probes `[(query, first, last)]`: for every token of a repeated value, the span of the fact
+    from its attribute to its end. A block probe reads every fourth key, so four neighbours that
+    all answer the query are enough for it never to miss the fact.
+    """
 
     ids: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     is_value: list[bool] = field(default_factory=list)
     hints: dict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
+    probes: list[tuple[int, int, int]] = field(default_factory=list)
 
     def hint(self, head: tuple[int, int], query: int, span: Span) -> None:
         self.hints.setdefault(head, []).append((query, span[0], span[1] - 1))
@@ -80,7 +86,14 @@ class DocumentWriter:
             doc.hint(ATTRIBUTE_HEAD, query, spans["attribute"])
         for query in range(spans["value"][0] + 1, spans["value"][1]):
             doc.hint(PREVIOUS_HEAD, query, (query - 1, query))
+        spans["answering"] = (spans["attribute"][1] - 1, last)
         return spans
+
+    def _copy_value(self, doc: Document, spans: dict[str, Span], source: dict[str, Span]) -> None:
+        self._copy_hints(doc, spans["value"], source["value"], COPY_HEADS)
+        first, last = source["answering"]
+        for query in range(spans["value"][0] - 1, spans["value"][1] - 1):
+            doc.probes.append((query, first, last - 1))
 
     def _copy_hints(self, doc: Document, target: Span, source: Span, heads) -> None:
         """The token before target[i] should look at source[i]: where its successor stands."""
@@ -133,7 +146,7 @@ class DocumentWriter:
         elif kind == "restate" and facts:
             fact, source = rng.choice(facts)
             spans = self._add_fact(doc, fact, ".\n", (W_UNPREDICTABLE, W_GLUE, W_VALUE))
-            self._copy_hints(doc, spans["value"], source["value"], COPY_HEADS)
+            self._copy_value(doc, spans, source)
         elif kind == "chain":
             key, line = notes.next_assignment()
             chains.setdefault(key, []).append((line, self._add_assignment(doc, line)))
@@ -173,7 +186,7 @@ class DocumentWriter:
         self._add(doc, "?", W_GLUE)
         self._open_answer(doc)
         spans = self._add_fact(doc, fact, ".", (W_ANSWER_KEY, W_ANSWER_GLUE, W_VALUE))
-        self._copy_hints(doc, spans["value"], source["value"], COPY_HEADS)
+        self._copy_value(doc, spans, source)
         self._copy_hints(doc, spans["name"], name, (QUESTION_HEAD,))
         self._copy_hints(doc, spans["attribute"], attribute, (QUESTION_HEAD,))
 

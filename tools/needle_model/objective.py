@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from needle_model.batches import Batch
+from needle_model.documents import COPY_HEADS
 from needle_model.network import Network
 
 MAX_HINTS_PER_HEAD = 768  # enough for a stable gradient; all of them would cost as much as a layer
@@ -31,8 +32,35 @@ def hint_loss(network: Network, heads: list[tuple[Tensor, Tensor]], batch: Batch
     return total / max(1, len(batch.hints))
 
 
-def loss(network: Network, batch: Batch, hint_weight: float) -> tuple[Tensor, dict[str, float]]:
-    """The loss of a batch and its readings: language loss, hint loss, value accuracy."""
+PROBE_STRIDE = 4  # the engine's probe of a full block: 8 of 32 keys
+
+
+def probe_loss(
+    network: Network, heads: list[tuple[Tensor, Tensor]], batch: Batch, phase: int
+) -> Tensor:
+    """Mean −log of the attention on the fact when only every fourth key can be seen.
+
+    phase: which of the four; it changes from step to step, so each of the fact's last tokens
+    learns to answer the query, as block selection by probes needs."""
+    total = torch.zeros(())
+    scale = network.shape.head_dim**-0.5
+    for layer, head in COPY_HEADS:
+        q, k = heads[layer][0][:, head].float(), heads[layer][1][:, head].float()
+        for d in range(len(batch.ids)):
+            _, query, first, last = batch.probes[batch.probes[:, 0] == d].T
+            seen = torch.arange((phase + d) % PROBE_STRIDE, batch.ids.shape[1], PROBE_STRIDE)
+            scores = q[d, query] @ k[d, seen].T * scale
+            scores = scores.masked_fill(seen > query[:, None], -torch.inf)
+            inside = (seen >= first[:, None]) & (seen <= last[:, None])
+            log_mass = torch.logsumexp(scores.masked_fill(~inside, -torch.inf), -1)
+            total = total - (log_mass - torch.logsumexp(scores, -1)).sum()
+    return total / max(1, len(COPY_HEADS) * len(batch.probes))
+
+
+def loss(
+    network: Network, batch: Batch, hint_weight: float, probe_weight: float, phase: int
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of a batch and its readings: language, hint and probe loss, value accuracy."""
     hidden, heads = network(batch.ids)
     weights = batch.weights[:, 1:]
     scored = weights > 0
@@ -49,4 +77,8 @@ def loss(network: Network, batch: Batch, hint_weight: float) -> tuple[Tensor, di
         hints = hint_loss(network, heads, batch)
         readings["hint_loss"] = float(hints.detach())
         total = total + hint_weight * hints
+    if probe_weight > 0 and len(batch.probes):
+        probes = probe_loss(network, heads, batch, phase)
+        readings["probe_loss"] = float(probes.detach())
+        total = total + probe_weight * probes
     return total, readings
