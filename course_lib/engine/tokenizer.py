@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ class Tokenizer:
         self.chat_template = chat_template
         self._control = HFTokenizer.from_str(json.dumps(definition))
         self._plain = HFTokenizer.from_str(json.dumps(_without_added_tokens(definition)))
+        for encoder in (self._control, self._plain):  # a file may ask for either: neither is wanted
+            encoder.no_truncation()
+            encoder.no_padding()
         self._control_ids = {
             token.content: id for id, token in self._control.get_added_tokens_decoder().items()
         }
@@ -92,12 +96,13 @@ class Tokenizer:
         """Text of `ids`, control tokens included; the inverse of `encode`.
 
         Bytes that are not UTF-8 (an emoji cut in two) become U+FFFD. An id that the model has but
-        the tokenizer has no text for (padding of the vocabulary) gives no text. Raises ValueError
-        for a negative id.
+        the tokenizer has no text for (padding of the vocabulary) gives no text. Raises TypeError
+        for ids that are no integers, ValueError for one below 0 or above 2^32 - 1.
         """
-        ids = [int(token) for token in ids]
-        if ids and min(ids) < 0:
-            raise ValueError(f"token id {min(ids)} is negative: ids count from 0")
+        ids = [operator.index(token) for token in ids]
+        for token in ids:
+            if not 0 <= token < 2**32:
+                raise ValueError(f"token id {token} is impossible: ids count from 0")
         return self._control.decode(ids, skip_special_tokens=False)
 
     def apply_chat_template(
@@ -136,4 +141,4 @@ def _without_added_tokens(definition: Mapping[str, Any]) -> dict[str, Any]:
         if added.isdisjoint((left, right, left + right)):
             merges.append(merge)
     model["merges"] = merges
-    return {**definition, "model": model, "added_tokens": [], "post_processor": None}
+    return {**definition, "model": model, "added_tokens": []}

@@ -73,6 +73,29 @@ def test_a_post_processor_that_adds_tokens_adds_none():
         assert tokenizer.encode("he", allow_special) == TOKENIZER.encode("he", allow_special)
 
 
+def test_truncation_and_padding_of_the_file_are_ignored():
+    settings = {
+        "truncation": {
+            "direction": "Right",
+            "max_length": 2,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        },
+        "padding": {
+            "strategy": {"Fixed": 9},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "<|endoftext|>",
+        },
+    }
+    tokenizer = tiny(settings)
+    for text in ("a", "a longer text"):
+        for allow_special in (True, False):
+            assert tokenizer.encode(text, allow_special) == TOKENIZER.encode(text, allow_special)
+
+
 def test_control_tokens_stay_out_even_if_merges_would_build_them():
     """A vocabulary whose merges spell <|im_end|>, and one that skips merges for whole words."""
     definition = json.loads(tiny_tokenizer().to_str())
@@ -104,8 +127,11 @@ def test_cut_characters_and_padding_ids():
     ids = TOKENIZER.encode("😀")
     assert TOKENIZER.decode(ids[:2]) == "\ufffd"
     assert TOKENIZER.decode([299]) == "" == TOKENIZER.decode([])
-    with pytest.raises(ValueError, match="-1 is negative"):
-        TOKENIZER.decode([5, -1])
+    for bad in (-1, 2**32):
+        with pytest.raises(ValueError, match=f"token id {bad} is impossible"):
+            TOKENIZER.decode([5, bad])
+    with pytest.raises(TypeError):
+        TOKENIZER.decode([5.0])
 
 
 def test_bad_text():
@@ -153,6 +179,12 @@ def test_contents_are_not_templates_and_not_placeholders():
     messages = [{"role": "user", "content": text} for text in contents]
     text = TOKENIZER.decode(TOKENIZER.apply_chat_template(messages, False))
     assert text == "".join(f"<|im_start|>user\n{c}<|im_end|>\n" for c in contents)
+
+
+def test_private_use_characters_of_the_template_stay():
+    tokenizer = tiny(template="\U00100000{{ messages[0].content }}\U00100001")
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "x"}])
+    assert tokenizer.decode(ids) == "\U00100000x\U00100001"
 
 
 def test_no_placeholder_left():
