@@ -19,7 +19,7 @@ _READ = Meaning("", "#4a4a4a", INK, "", "read")
 _LOST = Meaning("", PAPER, INK, "", "not read")
 # Bottom and height of tiles, attention, probe, importance, as shares of the figure.
 _STRIPS = ((0.765, 0.075), (0.545, 0.125), (0.35, 0.125), (0.155, 0.125))
-_SAYS_CHARACTERS = 92  # of a generated text that fit on one line
+_SAYS_CHARACTERS = 84  # of a generated text that fit on one line
 
 
 class BlockPicture:
@@ -49,7 +49,7 @@ class BlockPicture:
         ax.set(xlim=(0, 100), ylim=(0, 1))
         ax.axis("off")
         self._counts = {}
-        for (name, meaning), x in zip(REASON.items(), (0.8, 19, 34, 51, 77), strict=True):
+        for (name, meaning), x in zip(REASON.items(), (0.8, 19, 34, 50.5, 77), strict=True):
             _tile(ax, meaning).move([x], [1.0], 1.6)
             _letter(ax, meaning).set_data([x], [0.5])
             self._counts[name] = ax.text(x + 1.5, 0.45, "", va="center", fontsize=10)

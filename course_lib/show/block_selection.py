@@ -103,7 +103,7 @@ class BlockSelectionExplorer(Explorer):
         buttons = []
         for name, target in targets.items():
             button = Button(description=name, tooltip=f"explain the block: {name}",
-                            layout=Layout(width="11em"))
+                            layout=Layout(width="12em"))
             button.on_click(lambda _, target=target: self._jump(target))
             buttons.append(button)
         return buttons

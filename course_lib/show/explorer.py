@@ -19,7 +19,8 @@ from course_lib.show.picture import base64_text, bundle, png_bytes
 from course_lib.show.style import course_style
 
 _IMG = '<img alt="{}" src="data:image/png;base64,{}" style="max-width:100%">'
-_PRE = '<pre style="font-size:13px; line-height:1.35; white-space:pre-wrap; margin:0">{}</pre>'
+_PRE = ('<pre style="font-size:13px; line-height:1.35; white-space:pre-wrap; '
+        'word-break:normal; overflow-wrap:anywhere; margin:0">{}</pre>')
 _ERROR = ('<div role="alert" style="border:2px solid #b3261e; padding:4px 8px">'
           "<b>Error.</b> {} <br>The picture below still shows the last setting that worked.</div>")
 _BUSY = '<div role="status"><i>computing: {} …</i></div>'
@@ -49,8 +50,9 @@ class Explorer(VBox):
         self._status, self._image, self._text = HTML(), HTML(), HTML()
         for name, control in self.controls.items():
             control.observe(partial(self._on_change, name), names="value")
-        row = HBox([*self.controls.values(), *extras], layout=Layout(flex_flow="row wrap"))
-        super().__init__([row, self._status, self._image, self._text])
+        rows = [HBox(list(row), layout=Layout(flex_flow="row wrap"))
+                for row in (self.controls.values(), extras) if row]
+        super().__init__([*rows, self._status, self._image, self._text])
 
     # What a lesson uses.
 

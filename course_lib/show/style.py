@@ -53,7 +53,7 @@ SIDE: Mapping[str, Meaning] = {
 }
 
 DPI = 100  # a picture's pixels are screen pixels, so the font sizes below are what one sees
-WIDTH = 9.6  # inches: fits the output of a notebook beside an open side bar
+WIDTH = 9.2  # inches: fits the output of a notebook beside an open side bar, 1366 pixels wide
 
 _STYLE = {
     "figure.dpi": DPI,

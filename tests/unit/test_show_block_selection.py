@@ -135,8 +135,7 @@ def test_another_prompt_brings_its_own_steps_and_needle(engine):
 
 def test_buttons_go_to_blocks(explorer):
     explorer.set(block=0)
-    row = explorer.children[0].children
-    buttons = {b.description: b for b in row if hasattr(b, "click")}
+    buttons = {b.description: b for b in explorer.children[1].children}
     buttons["most attention"].click()
     assert explorer.params["block"] == int(np.argmax(explorer.result["mass"]))
     buttons["last block"].click()

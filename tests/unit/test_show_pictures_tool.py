@@ -22,5 +22,5 @@ def test_pictures_are_deterministic_and_fit_a_page(tmp_path):
     for name, data in made.items():
         picture = Image.open(io.BytesIO(data))
         assert name.endswith(".png") and picture.format == "PNG"
-        assert picture.width == 960 and 400 < picture.height < 800
+        assert picture.width == 920 and 400 < picture.height < 800
         assert len(data) < 60_000
