@@ -122,8 +122,8 @@ class KVCache:
     def truncate(self, n: int) -> None:
         """Keep the first n tokens of every layer; the memory stays reserved.
 
-        Raises TypeError if n is no integer, ValueError unless 0 <= n <= length. ``truncate(cache.length)`` drops what a failed
-        step left in some layers only.
+        ``truncate(cache.length)`` drops what a failed step left in some layers only. Raises
+        TypeError if n is no integer, ValueError unless 0 <= n <= length.
         """
         if not 0 <= operator.index(n) <= self.length:
             raise ValueError(f"cannot truncate to {n} tokens; the cache holds {self.length}.")
