@@ -116,14 +116,18 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def logit_tolerance(config: dict, logits: np.ndarray) -> float:
-    """How far float32 logits may be from exact ones: a rounding of 2^-24 for every addition on
-    the longest path from a token to a logit, at the largest logit's size, times 4 because a
-    softmax score of size s turns an error of the score into s times that error of a weight."""
+    """How far float32 logits may be from exact ones.
+
+    One rounding of 2^-24 at the largest logit's size for every addition on the longest path from
+    a token to a logit; roundings are independent, so N of them add up to sqrt(N) of one (Higham
+    and Mary 2019). Times 8: a softmax score of size s turns an error of the score into s times
+    that error of a weight, and single logits lie some deviations out.
+    """
     hidden, inner, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     rows = config["num_attention_heads"] * d
     per_layer = 4 * hidden + inner + rows + 2 * d
     steps = config["num_hidden_layers"] * per_layer + 2 * hidden
-    return float(4 * steps * 2.0**-24 * np.abs(logits).max())
+    return float(8 * math.sqrt(steps) * 2.0**-24 * np.abs(logits).max())
 
 
 def reference_logits(config: dict, tensors: dict[str, np.ndarray], ids: list[int]) -> np.ndarray:
