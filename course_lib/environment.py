@@ -58,7 +58,10 @@ def prepare(root: str, env: str) -> int:
         print(f"course: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"course: cannot set up {env}: {error.strerror or error}", file=sys.stderr)
+        why = f"cannot set up {env} ({error.strerror or error})"
+        if not os.access(root, os.W_OK):
+            why += "; the checkout is read-only, so set XDG_CACHE_HOME to a folder you can write"
+        print(f"course: {why}", file=sys.stderr)
         return 2
     finally:
         for number, handler in previous.items():
@@ -106,7 +109,7 @@ def repairs(root: str, env: str, log: str, lock: int):
 def create(root: str, env: str, log: str, lock: int) -> None:
     """Make the environment from nothing."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    if find_spec("venv") is None or find_spec("ensurepip") is None:
+    if not has_venv():
         remedy = (
             f"sudo apt install python{version}-venv"
             if shutil.which("apt-get")
@@ -121,6 +124,13 @@ def create(root: str, env: str, log: str, lock: int) -> None:
         pass
     step("making the environment", [sys.executable, "-I", "-m", "venv", env], root, log, lock)
     install(root, env, log, lock)
+
+
+def has_venv() -> bool:
+    """True if this Python can make environments; Debian ships these two modules apart. (An empty
+    folder left of one has a spec too, without an origin.)"""
+    specs = [find_spec(name) for name in ("venv", "ensurepip")]
+    return all(spec is not None and spec.origin is not None for spec in specs)
 
 
 def announce(message: str, log: str) -> None:

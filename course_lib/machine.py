@@ -14,7 +14,7 @@ import sysconfig
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from course_lib import launch
+from course_lib import environment, launch
 from course_lib.errors import CourseError
 from course_lib.paths import FONTS, ROOT
 
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
 def findings() -> list[Finding]:
     """Return every check, in reading order."""
-    checks = (python, environment, compiler, headers, kernels, cpu, memory, disk, font, browser)
+    checks = (python, prepared, compiler, headers, kernels, cpu, memory, disk, font, browser)
     return [check() for check in checks]
 
 
@@ -50,13 +50,13 @@ def install(package: str) -> str:
 
 def python() -> Finding:
     version = sysconfig.get_python_version()
-    ok = find_spec("venv") is not None and find_spec("ensurepip") is not None
+    ok = environment.has_venv()
     detail = f"{platform.python_version()} at {sys.executable}" + ("" if ok else ", no venv module")
     return Finding("Python", ok, detail,
                    "no environment can be made", install(f"python{version}-venv"), needed=True)
 
 
-def environment() -> Finding:
+def prepared() -> Finding:
     env = launch.find_environment(str(ROOT))
     reason = launch.problem(str(ROOT), env)
     return Finding(

@@ -72,7 +72,8 @@ def pytest(*arguments: str, python: str = sys.executable, env: dict[str, str] | 
 
 
 def read_report(report: Path) -> Count:
-    """Count the cases of a JUnit file; a case that failed and also broke in teardown is one."""
+    """Count the cases of a JUnit file; like pytest, a failure and an error in the same test's
+    teardown as two."""
     count = Count()
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         kinds = {child.tag for child in case}

@@ -52,7 +52,8 @@ def jupyter_command(work: str, ip: str, port: int, *, browser: bool) -> list[str
     # Warnings and the address; not a page about extensions.
     command += ["--Application.log_level=WARN"]
     # Authors' Jupytext stays out of the student's files; language servers are not installed.
-    command += ["--ServerApp.jpserver_extensions={'jupyterlab_jupytext': False, 'jupyter_lsp': False}"]
+    off = {"jupyterlab_jupytext": False, "jupyter_lsp": False}
+    command += [f"--ServerApp.jpserver_extensions={off}"]
     # Nothing on the network: no news, no update check, no extension listing.
     command += ["--LabApp.news_url=None", "--LabApp.extension_manager=readonly"]
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]

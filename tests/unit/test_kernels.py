@@ -1,0 +1,215 @@
+"""The compiled kernels against the NumPy definitions, bit by bit, and their checks of arguments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+import kernels_pyx
+from course_lib import backend, quant
+from course_lib.paths import ROOT
+from course_lib.quant import ROUNDING_RULES
+
+F32 = np.float32
+needs_kernels = pytest.mark.skipif(
+    not kernels_pyx.VARIANTS and os.environ.get("COURSE_REQUIRE_KERNELS") != "1",
+    reason="the kernels are not compiled here",
+)
+variants = pytest.mark.parametrize("variant", kernels_pyx.VARIANTS or ("portable",))
+
+
+def reference(x, rule):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "kernel", lambda name: None)
+        return quant.quantize_rows(x, rule)
+
+
+def compiled(x, rule, variant="portable"):
+    q, scale = np.full(x.shape, 99, np.int8), np.full(x.shape[0], np.nan, F32)
+    code = ROUNDING_RULES.index(rule)
+    kernels_pyx.kernels(variant)["quantize_rows"](x, code, q, scale)
+    return q, scale
+
+
+def assert_same_bits(x, variant):
+    for rule in ROUNDING_RULES:
+        (q, scale), (expected_q, expected_scale) = compiled(x, rule, variant), reference(x, rule)
+        np.testing.assert_array_equal(q, expected_q, err_msg=rule)
+        np.testing.assert_array_equal(scale.view(np.uint32), expected_scale.view(np.uint32))
+
+
+@needs_kernels
+@variants
+@given(arrays(F32, st.tuples(st.integers(0, 5), st.integers(1, 70)),
+              elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
+def test_any_finite_rows(variant, x):
+    assert_same_bits(x, variant)
+
+
+@needs_kernels
+@variants
+def test_rows_full_of_ties_and_their_neighbours(variant):
+    # With a largest magnitude of 127 the factor is 1, and the values are what is rounded.
+    ties = np.arange(-127, 127, dtype=F32) + F32(0.5)
+    x = np.stack([ties, np.nextafter(ties, F32(0)), np.nextafter(ties, F32(1000))])
+    x = np.concatenate([x, np.full((3, 1), 127, F32)], axis=1)
+    assert_same_bits(x, variant)
+
+
+@needs_kernels
+@variants
+def test_every_exponent_and_every_length_around_a_vector(variant):
+    rng = np.random.default_rng(20)
+    for exponent in range(-45, 39):
+        assert_same_bits((rng.uniform(-1, 1, (4, 33)) * 10.0**exponent).astype(F32), variant)
+    for d in range(1, 70):
+        assert_same_bits(rng.standard_normal((3, d), F32), variant)
+
+
+@needs_kernels
+@variants
+def test_the_guard_for_tiny_rows_starts_where_the_definition_says(variant):
+    edge = F32(1e-6)
+    x = np.array([[np.nextafter(edge, F32(0))], [edge], [np.nextafter(edge, F32(1))], [0]], F32)
+    assert_same_bits(x, variant)
+    assert_same_bits(-x, variant)
+
+
+@needs_kernels
+@variants
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_bad_row_is_named_and_nothing_is_written(variant, bad):
+    x = np.ones((5, 40), F32)
+    x[3, 39] = bad
+    q, scale = np.full(x.shape, 99, np.int8), np.full(5, 7, F32)
+    with pytest.raises(ValueError, match="NaN or infinity in row 3"):
+        kernels_pyx.kernels(variant)["quantize_rows"](x, 0, q, scale)
+    assert (q == 99).all() and (scale == 7).all()
+
+
+def good():
+    return [np.ones((4, 8), F32), 0, np.zeros((4, 8), np.int8), np.zeros(4, F32)]
+
+
+def read_only(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def misaligned(array):
+    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
+    return memory.view(array.dtype).reshape(array.shape)
+
+
+@needs_kernels
+@variants
+def test_read_only_input_is_taken(variant):
+    arguments = good()
+    arguments[0] = read_only(arguments[0])
+    kernels_pyx.kernels(variant)["quantize_rows"](*arguments)
+    assert (arguments[2] == 127).all()
+
+
+WRONG = [
+    (0, lambda x: [[1.0]], TypeError, "x must be a float32 array"),
+    (0, lambda x: None, TypeError, "x must be a float32 array"),
+    (0, lambda x: b"12345678", TypeError, "x must be a float32 array"),
+    (0, lambda x: x.astype(np.float64), TypeError, "x must be a float32 array"),
+    (0, lambda x: x.astype(np.int32), TypeError, "x must be a float32 array"),
+    (0, lambda x: x.astype(">f4"), TypeError, "x must be .*native byte order"),
+    (0, lambda x: x[::2], ValueError, "x must be C-contiguous"),
+    (0, lambda x: np.asfortranarray(x), ValueError, "x must be C-contiguous"),
+    (0, lambda x: x[0], ValueError, "x must be .* 2 axes"),
+    (0, lambda x: x[None], ValueError, "x must be .* 2 axes"),
+    (0, lambda x: misaligned(x), ValueError, "x is misaligned"),
+    (0, lambda x: x[:, :0], ValueError, "x must have at least one value"),
+    (1, lambda code: 4, ValueError, "rule_code"),
+    (1, lambda code: -1, ValueError, "rule_code"),
+    (1, lambda code: 2**40, (ValueError, OverflowError), None),
+    (1, lambda code: "half_up", TypeError, None),
+    (2, lambda q: q.astype(np.uint8), TypeError, "out_q must be a writable int8"),
+    (2, lambda q: q[:3], ValueError, "out_q must have the shape of x"),
+    (2, lambda q: q[:, :7].copy(), ValueError, "out_q must have the shape of x"),
+    (2, lambda q: read_only(q), ValueError, "out_q must be .*read-only"),
+    (3, lambda scale: scale[:3], ValueError, "out_scale must have one value"),
+    (3, lambda scale: scale[:, None], ValueError, "out_scale must be .* 1 axes"),
+    (3, lambda scale: read_only(scale), ValueError, "out_scale must be .*read-only"),
+    (3, lambda scale: np.zeros(8, F32)[::2], ValueError, "out_scale must be C-contiguous"),
+]
+
+
+@needs_kernels
+@variants
+@pytest.mark.parametrize(("index", "spoil", "error", "message"), WRONG)
+def test_wrong_arguments_are_named(variant, index, spoil, error, message):
+    arguments = good()
+    arguments[index] = spoil(arguments[index])
+    with pytest.raises(error, match=message):
+        kernels_pyx.kernels(variant)["quantize_rows"](*arguments)
+    assert not arguments[2].any() and not arguments[3].any()
+
+
+@needs_kernels
+def test_the_backend_uses_the_kernel(monkeypatch):
+    monkeypatch.setenv("COURSE_KERNEL", "portable")
+    assert backend.kernel("quantize_rows") is kernels_pyx.kernels("portable")["quantize_rows"]
+
+
+def build(tmp_path, *, path: str, **variables: str):
+    """Run setup.py with a PATH; return what it did. Nothing is written outside tmp_path."""
+    command = [sys.executable, "setup.py", "build_ext", "--force"]
+    command += [f"--build-temp={tmp_path / 'temp'}", f"--build-lib={tmp_path / 'lib'}"]
+    env = {**os.environ, "PATH": path, **variables}
+    env.pop("COURSE_REQUIRE_KERNELS", None)
+    return subprocess.run(command, cwd=ROOT, env=env | variables, capture_output=True, text=True)
+
+
+def test_without_a_compiler_the_build_says_so_and_succeeds(tmp_path):
+    pytest.importorskip("setuptools")
+    result = build(tmp_path, path=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    last = result.stdout.strip().splitlines()[-1]
+    assert last.startswith("kernels: not built, NumPy backend instead")
+    assert "no C compiler" in last and last.endswith("]") and "[missing: " in last
+
+
+def test_without_a_compiler_the_build_fails_when_kernels_are_required(tmp_path):
+    pytest.importorskip("setuptools")
+    result = build(tmp_path, path=str(tmp_path), COURSE_REQUIRE_KERNELS="1")
+    assert result.returncode != 0
+    assert "no C compiler" in result.stderr.strip().splitlines()[-1]
+
+
+def test_a_kernel_that_no_longer_compiles_is_removed(tmp_path):
+    pytest.importorskip("setuptools")
+    old = tmp_path / "lib" / "kernels_pyx" / f"portable{sysconfig_suffix()}"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"an older build")
+    build(tmp_path, path=str(tmp_path))
+    assert not old.exists()
+
+
+def sysconfig_suffix() -> str:
+    import sysconfig
+
+    return sysconfig.get_config_var("EXT_SUFFIX")
+
+
+def test_the_compiler_s_target_chooses_flags_and_no_target_gets_cpu_flags(monkeypatch):
+    setuptools = pytest.importorskip("setuptools")
+    monkeypatch.setattr(setuptools, "setup", lambda **arguments: None)
+    namespace: dict = {}
+    exec((ROOT / "setup.py").read_text(encoding="utf-8"), namespace)
+    for target in ("x86_64-linux-gnu", "aarch64-linux-gnu", "i686-linux-gnu", "arm64-apple-darwin"):
+        flags = namespace["compile_flags"](target)
+        assert {"-O3", "-ffp-contract=off", "-fno-math-errno"} <= set(flags)
+        assert not [f for f in flags if f.startswith(("-march", "-mcpu", "-ffast"))]
+        assert ("-mfpmath=sse" in flags) == target.startswith("i686")
