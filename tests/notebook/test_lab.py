@@ -62,7 +62,8 @@ def test_a_kernel_anywhere_imports_the_library_and_finds_the_data(tmp_path, monk
     try:
         code = "import os, course_lib.paths as p; print(os.getcwd(), p.DATA, p.DATA.is_dir())"
         seen: list[dict] = []
-        client.execute_interactive(code, timeout=60, output_hook=lambda m: seen.append(m["content"]))
+        client.execute_interactive(code, timeout=60,
+                                   output_hook=lambda message: seen.append(message["content"]))
         printed = "".join(c.get("text", "") + "".join(c.get("traceback", [])) for c in seen)
         assert printed.split() == [str(tmp_path), str(DATA), "True"]
     finally:
