@@ -173,7 +173,7 @@ def build(tmp_path, *, path: str, **variables: str):
 
 
 def test_without_a_compiler_the_build_says_so_and_succeeds(tmp_path):
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools", minversion="77")
     result = build(tmp_path, path=str(tmp_path))
     assert result.returncode == 0, result.stderr
     last = result.stdout.strip().splitlines()[-1]
@@ -182,14 +182,14 @@ def test_without_a_compiler_the_build_says_so_and_succeeds(tmp_path):
 
 
 def test_without_a_compiler_the_build_fails_when_kernels_are_required(tmp_path):
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools", minversion="77")
     result = build(tmp_path, path=str(tmp_path), COURSE_REQUIRE_KERNELS="1")
     assert result.returncode != 0
     assert "no C compiler" in result.stderr.strip().splitlines()[-1]
 
 
 def test_a_kernel_that_no_longer_compiles_is_removed(tmp_path):
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools", minversion="77")
     old = tmp_path / "lib" / "kernels_pyx" / f"portable{sysconfig_suffix()}"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"an older build")
@@ -204,7 +204,7 @@ def sysconfig_suffix() -> str:
 
 
 def test_the_compiler_s_target_chooses_flags_and_no_target_gets_cpu_flags(monkeypatch):
-    setuptools = pytest.importorskip("setuptools")
+    setuptools = pytest.importorskip("setuptools", minversion="77")
     monkeypatch.setattr(setuptools, "setup", lambda **arguments: None)
     namespace: dict = {}
     exec((ROOT / "setup.py").read_text(encoding="utf-8"), namespace)
