@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from course_lib import environment, launch
 from course_lib.errors import CourseError
-from course_lib.paths import FONTS, ROOT
+from course_lib.paths import ROOT
 
 X86_FEATURES = ("sse4_1", "avx2", "fma", "avx512f", "avx512_vnni")
 # Linux HWCAP bits of aarch64, <asm/hwcap.h>.
 ARM_FEATURES = {"asimd": 1, "fphp": 9, "asimddp": 20, "i8mm": 64 + 13}
-BROWSERS = ("firefox", "chromium", "chromium-browser", "google-chrome", "x-www-browser", "open")
+BROWSERS = ("firefox", "chromium", "chromium-browser", "google-chrome", "x-www-browser")
 
 
 class Finding(NamedTuple):
@@ -87,15 +87,17 @@ def headers() -> Finding:
 def kernels() -> Finding:
     cost = "attention and quantization run on NumPy, slower"
     remedy = "make compiler and headers ok above; the next command then compiles them"
+    if os.environ.get("COURSE_KERNEL"):
+        remedy = "unset COURSE_KERNEL"
     stamp = launch.read_stamp(launch.find_environment(str(ROOT))) or {}
-    if find_spec("numpy") is None:
+    if not stamp and find_spec("numpy") is None:
         return Finding("kernels", False, "not known before the environment is there", cost, remedy)
     from course_lib import backend
 
     try:
         info = backend.info()
     except CourseError as error:
-        return Finding("kernels", False, str(error), cost, "unset COURSE_KERNEL")
+        return Finding("kernels", False, str(error), cost, remedy)
     ok = info.name != "numpy"
     line = stamp.get("kernels_line") or "kernels: built by hand"
     return Finding("kernels", ok, f"{info.variant} ({info.reason}); {line}", cost, remedy)
@@ -158,14 +160,22 @@ def disk() -> Finding:
 
 
 def font() -> Finding:
-    shipped = [name for name in sorted(os.listdir(FONTS)) if name.endswith((".ttf", ".otf"))] \
-        if os.path.isdir(FONTS) else []
-    return Finding("font", bool(shipped), ", ".join(shipped) or "no Chinese font in data/fonts",
-                   "labels in figures stay English", "git checkout data/fonts")
+    """A Chinese font for the browser on this machine; figures use the font inside matplotlib."""
+    cost = "Chinese words in titles show as boxes in a browser on this machine"
+    program = shutil.which("fc-list")
+    if program is None:
+        return Finding("font", sys.platform == "darwin", "Chinese fonts not known (no fc-list)",
+                       cost, install("fontconfig fonts-noto-cjk"))
+    answer = subprocess.run([program, ":lang=zh", "family"], capture_output=True, text=True)
+    families = sorted(set(answer.stdout.splitlines()))
+    detail = families[0] if families else "no font with Chinese characters"
+    return Finding("font", bool(families), detail, cost, install("fonts-noto-cjk"))
 
 
 def browser() -> Finding:
     names = [name for name in BROWSERS if shutil.which(name)]
+    if sys.platform == "darwin":
+        names = ["the system's"]
     return Finding("browser", bool(names), ", ".join(names) or "none found",
                    "JupyterLab opens no window; its address is printed",
                    "open the address on another computer: ./course lab --no-browser, then "
