@@ -67,7 +67,7 @@ class BlockPicture:
     def _make_mass(self, ax: Any) -> None:
         self._read = Bars(ax, _READ)
         self._lost = Bars(ax, _LOST)
-        ax.yaxis.set_major_locator(MaxNLocator(2))
+        ax.yaxis.set_major_locator(MaxNLocator(2, steps=[1, 2, 5, 10]))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.0f} %"))
 
     def _make_probe(self, ax: Any) -> None:

@@ -51,10 +51,12 @@ def number(description: str, last: int, value: int, tooltip: str) -> IntSlider:
 
 
 def replace_options(control: Widget, options: Mapping[str, Any], value: Any) -> None:
-    """Give a dropdown or a steps slider other options, with `value` chosen, in one message."""
-    with control.hold_trait_notifications():
-        control.options = list(options.items())
-        control.value = value
+    """Give a dropdown or a steps slider other options, with `value` chosen.
+
+    The widget moves to its first option in between: call it where nobody listens.
+    """
+    control.options = list(options.items())
+    control.value = value
 
 
 def _pairs(options: Mapping[str, Any] | Sequence[Any]) -> list[tuple[str, Any]]:

@@ -44,7 +44,7 @@ class RoundingPicture:
         ax.set(xlim=(-0.6, len(_AT) - 0.4), ylabel="V steps")
         ax.set_xticks(_AT, ROUNDING_RULES)
         ax.yaxis.set_major_locator(MaxNLocator(4))
-        caption(ax, "attention output: mean |error|, share above 0")
+        caption(ax, "attention: mean |error|, share above 0")
 
     def _make_delta(self, ax: Any) -> None:
         self._delta_ax = ax

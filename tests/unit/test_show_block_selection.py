@@ -122,15 +122,21 @@ def test_a_live_change_shows_the_blocks_before_the_text(explorer, monkeypatch):
     assert len(seen) == 1 and seen[0] is not None
 
 
-def test_another_prompt_brings_its_own_steps_and_needle(engine):
-    explorer = BlockSelectionExplorer(engine, tokens=TOKENS, k=2)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_another_prompt_brings_its_own_steps_and_needle(shipped_engine, by_hand):
+    explorer = BlockSelectionExplorer(shipped_engine, tokens=400, k=2)
     explorer.png()
-    explorer.controls["prompt"].value = 2
     study = explorer.study(2)
+    assert study.value_step > 0
+    if by_hand:
+        explorer.controls["prompt"].value = 2
+    else:
+        explorer.set(prompt=2)
     assert explorer.params["step"] == study.value_step
     assert explorer.params["block"] == study.needle_block
     assert explorer.result["question"] == study.prompt.question
     assert len(explorer.controls["step"].options) == study.record.steps
+    assert explorer.set(prompt=0, step=1).params["step"] == 1
 
 
 def test_buttons_go_to_blocks(explorer):
