@@ -41,7 +41,9 @@ def card() -> str:
         mb=weights / 1e6, total_mb=sum(sizes.values()) / 1e6,
         steps=last["step"], tokens=int(last["tokens"]) / 1e6,
         minutes=float(last["seconds"]) / 60,
-        hint_steps=next(r["step"] for r in log if float(r["hint_weight"]) == 0.0),
+        hint_steps=sum(float(r["hint_weight"]) > 0 for r in log),
+        probe_from=next(r["step"] for r in log if r["probe_loss"]),
+        chain=float(next(r["eval_chain"] for r in reversed(log) if r["eval_chain"])),
         prompts=sweep[0]["prompts"], sweep=table(sweep), unseen=table(unseen), kv=kv,
         evaluations=evaluation_table(log),
     )
@@ -104,6 +106,15 @@ heads where to look: two heads of the first layer (the name and the attribute of
 three of the second (two: where the next token of the answer stands in the notes; one: the word
 to copy from the question). Without such hints a model of this size can stall at
 "right attribute, wrong name". Its retrieval heads are therefore not a discovery of training.
+
+**Disclosed: it was made for probes.** From step {probe_from} on a second extra loss let the two
+heads that copy values see every fourth key only, and asked them to find the fact all the same. So
+neighbours of a value answer the query too, and a block probe that reads every fourth key seldom
+misses it. A model that never met block selection may need a larger k; measure yours.
+
+**Not learned:** two-hop chains of variables, {chain:.2f} right at the end (see the last table). The
+course does not use the model for them. Where the first token of a value of several tokens is the
+last token of a block, the answer needs two blocks, and a small k can lose one of them.
 
 ## Measured
 {prompts} prompts of 2,061 tokens, needle in the middle, exact prefill, block-sparse decode with
