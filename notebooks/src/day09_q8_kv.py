@@ -805,8 +805,8 @@ print(f"half_up over 50 seeds, on the article's step: mean|Δ| = {fair:.1g}   (d
 # %% [markdown]
 r"""
 Read the p column with care. Four of four is p = 0.125: **no proof at all**. It was a reason to look.
-What convinces is the rest: mean/step ≈ ½ where 1/30 was expected, and one rule, out of four, that
-reproduces it.
+What convinces is the rest: mean/step ≈ ½ where honest rounding gives 1/30, and one rule, out of four,
+that reproduces it.
 
 So our numbers say: *for that experiment*, step and bias are the other way round. What it shows is a
 bias of half a step, which comes from a rounding rule. The engine's own KV rule does not have it; there
@@ -830,8 +830,8 @@ print(f"average max|x| of 128 values from N(0, 1): {fmt(normal)}   (this machine
 
 # %% [markdown]
 r"""
-128 draws from N(0, 1) almost always hold a number near 2.8. An average of 2.18 says that the
-generator had thinner tails than N(0, 1), for instance a sum of a few uniform numbers. It hardly
+The largest of 128 draws from N(0, 1) is 2.83 on average. An average of 2.18 says that the generator
+had thinner tails than N(0, 1), as a sum of two or three uniform numbers has. It hardly
 matters for the result, but a check that costs one division is worth making.
 
 The second check is the article's own task: make K and V three times larger; it expects the
@@ -883,11 +883,15 @@ heads for the last token.
 # %% tags=["nbval-ignore-output"]
 p_values = {}
 for layer, (q, k, v) in enumerate(seen):
+    kh = [attention.kv_head(h, len(q), len(k)) for h in range(len(q))]
+    w = attention.softmax((k[kh] @ q[:, :, None])[..., 0] / np.float32(math.sqrt(config.head_dim)))
+    print(f"layer {layer}: its heads look at about",
+          (1 / (w * w).sum(axis=1)).round().astype(int).tolist(), "tokens (1 / Σw²)")
     for rule in ("half_up", "trunc"):
         k8, v8 = (kv_precision.quantize_and_read_back(rows, rule) for rows in (k, v))
         found = sign_test(attention.two_pass(q, k8, v8) - attention.two_pass(q, k, v))
         p_values[layer, rule] = found["p"]
-        print(f"layer {layer}, {rule:>7}: {found['positive']} of {found['n']} positive, "
+        print(f"  {rule:>7}: {found['positive']} of {found['n']} positive, "
               f"p = {found['p']:.1g}   (this machine)")
 
 # %%
@@ -897,8 +901,9 @@ for rule in ("half_up", "trunc"):
 
 # %% [markdown]
 r"""
-It does, in every layer, though in the first layers not all signs agree: some heads look at a few
-tokens only, and there less cancels, so the honest part of the error is larger.
+It does, in every layer, though not all signs agree where heads look at one or two tokens only: `trunc`
+rounds positive values correctly, so a component whose one token is positive shows no bias. With
+hundreds of tokens every component has negative values among them.
 
 ### Would the model have told us?
 
@@ -941,13 +946,13 @@ print("at 4 and 3 bits trunc costs more than ten times as much:",
 
 # %% [markdown]
 r"""
-At 8 bits the model answers under both rules, and the right answer costs the same. **No reader of its
+At 8 bits the model answers under both rules, and the right answer costs practically the same. **No reader of its
 texts would have found the bias**; a sign test of one query's outputs found it in every layer. With fewer bits
 the step grows, half a step grows with it, and the same bug destroys the answer one bit before the
 honest rule does, at a hundred times the cost on the way.
 
-(The third decimal of a nat is noise: 4 honest bits even look a little better than 8. And only the
-prompt's rows were rounded here, not those of the few tokens the model wrote.)
+(Differences in the fourth decimal are noise: 4 honest bits even look a little better than 8. And only
+the prompt's rows were rounded here, not those of the few tokens that the model wrote.)
 
 ### One ratio and what it refers to
 
@@ -974,7 +979,7 @@ print("quoted:", low.value, "to", high.value, f"({low.conditions}; {low.source})
 
 # %% [markdown]
 r"""
-Not one of 200 texts changed, and the ratio is 1 up to the fourth decimal. Now look at the last two
+Not one of 200 texts changed, and the ratio is 1 to within a ten-thousandth. Now look at the last two
 ratios. Over all tokens q8 is a hair *worse* (above 1); over the answers alone it is a hair *better*
 (below 1). Does rounding improve answers? No. Rounding moves probabilities up and down; over a finite
 text the balance lands on one side or the other.
