@@ -343,10 +343,7 @@ READINGS = {
         "decode_gate": Lines(SPARSE, first="return n > 2 * block_size",
                              symbol="sparse_decode_gate"),
         "asked_in": Lines(DECODE, first="sparse.sparse_decode_gate("),
-        "prefill_gate": [
-            Lines("course_lib/engine/prefill.py", first="n <= 2 * block_size"),
-            Lines("course_lib/sparse_prefill.py", first="2 * block_size"),
-        ],
+        "prefill_gate": Lines("course_lib/sparse_prefill.py", first="<= 2 * block_size"),
         "first_n_k1": 65,
         "first_n_k32": 1025,
         "break_even_k16": 592,
