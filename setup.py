@@ -2,7 +2,7 @@
 
 A missing compiler, Python header or Cython is no error: one line says so and the course runs on
 its NumPy backend. COURSE_REQUIRE_KERNELS=1 makes it an error. The last line printed always starts
-with "kernels: " (course_lib/environment.py reads it).
+with "kernels: " and ends with what is there or missing (course_lib/environment.py reads it).
 """
 
 import os
@@ -40,7 +40,8 @@ class BuildKernels(build_ext):
             )
         else:
             names = ", ".join(ext.name.rpartition(".")[2] for ext in self.extensions)
-            print(f"kernels: {names} compiled for {self.target}")
+            files = os.pathsep.join(self.get_ext_fullpath(ext.name) for ext in self.extensions)
+            print(f"kernels: {names} compiled for {self.target} [files: {files}]")
 
     def remove_old(self):
         """Kernels of an earlier source must not run in place of those that did not compile."""

@@ -212,14 +212,17 @@ def build_kernels(root: str, env: str, log: str, lock: int) -> dict:
     lines = [line for line in output.splitlines() if line.startswith("kernels: ")]
     if not lines:
         raise CourseError(f"setup.py said nothing about the kernels; log: {log}")
-    missing = re.search(r"\[missing: (.*)\]$", lines[-1])
-    line = re.sub(r" \[missing: .*\]$", "", lines[-1])
+    line, _, rest = lines[-1].removesuffix("]").partition(" [")
+    kind, _, value = rest.partition(": ")
+    missing = value if kind == "missing" else None
     if missing:
         print(f"course: {line}", file=sys.stderr)
+    files = value.split(os.pathsep) if kind == "files" else []
     return {
         "kernels": digest,
         "kernels_line": line if not missing else "kernels: NumPy backend",
-        "kernels_missing": missing.group(1) if missing else None,
+        "kernels_missing": missing,
+        "kernels_files": [os.path.relpath(os.path.join(root, name), root) for name in files],
     }
 
 
@@ -248,7 +251,7 @@ def relocate(root: str, env: str) -> None:
             write_atomically(path, first + b"\n" + rest)
             os.chmod(path, mode)
     write_path_file(root, env)
-    kernels = {key: stamp.get(key) for key in ("kernels", "kernels_line", "kernels_missing")}
+    kernels = {key: value for key, value in stamp.items() if key.startswith("kernels")}
     write_stamp(root, env, kernels, requirements=stamp.get("requirements"))
 
 

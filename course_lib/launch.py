@@ -94,7 +94,8 @@ def problem(root: str, env: str) -> str | None:
     """Return what keeps the environment from being used as it is, or None.
 
     "incomplete": never finished; "python": its Python is gone or another one; "moved": the folder
-    or the checkout has a new path; "requirements", "kernels": made from other versions of them.
+    or the checkout has a new path; "requirements", "kernels": made from other versions of them (or
+    the kernels' files are gone).
     """
     stamp = read_stamp(env)
     if stamp is None:
@@ -106,9 +107,12 @@ def problem(root: str, env: str) -> str | None:
         return "moved"
     if stamp.get("requirements") != requirements_digest(root):
         return "requirements"
-    missing = stamp.get("kernels_missing")
     if stamp.get("kernels") != kernels_digest(root):
         return "kernels"
+    files = stamp.get("kernels_files", [])
+    if not all(os.path.exists(os.path.join(root, name)) for name in files):
+        return "kernels"
+    missing = stamp.get("kernels_missing")
     if missing and (os.environ.get("COURSE_REQUIRE_KERNELS") == "1" or found(missing)):
         return "kernels"
     return None

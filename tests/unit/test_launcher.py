@@ -164,6 +164,18 @@ def test_changed_kernels_are_compiled_again_and_nothing_else_happens(checkout):
     assert after == before
 
 
+def test_kernels_whose_file_is_gone_are_compiled_again(checkout):
+    built = checkout / "kernels_pyx" / "portable.so"
+    (checkout / "setup.py").write_text(
+        f"open({str(built)!r}, 'w').close()\n"
+        "print('kernels: portable compiled for a test [files: kernels_pyx/portable.so]')\n")
+    assert call(checkout, "start").stderr.endswith("kernels: portable compiled for a test\n")
+    assert call(checkout, "start").stderr == ""
+    built.unlink()
+    assert "ready in" in call(checkout, "start").stderr
+    assert built.exists()
+
+
 def test_without_a_compiler_one_line_and_a_new_try_when_there_is_one(checkout, tmp_path):
     program = "compiler-of-a-test"
     (checkout / "setup.py").write_text(f'print("kernels: not built: none [missing: {program}]")\n')
