@@ -585,7 +585,7 @@ if it rounded but is exact, and why?
 Cite in [`attention.py`](../course_lib/attention.py) and [`kvcache.py`](../course_lib/kvcache.py):
 `rounds_q`, `rounds_k_and_v`, and `exact_dot`, the integer dot product. Name the rules as
 `course_lib.quant.ROUNDING_RULES` does: `rule_for_q`, `rule_for_kv` (the cache's default). Give
-`largest_dot`, the largest magnitude of a dot product of 32 codes.
+`query_scales`, how many scales one query head of 128 values has.
 """
 
 # %% [markdown] course={"id": "d09.b2", "kind": "B", "role": "answer", "points": 5, "minutes": 12, "difficulty": 2}
@@ -604,7 +604,7 @@ d09_b2 = {
     "exact_dot": "",  # "path:first-last"
     "rule_for_q": "",  # a word
     "rule_for_kv": "",  # a word
-    "largest_dot": None,  # a number
+    "query_scales": None,  # a number
 }
 
 # %% course={"id": "d09.b2", "kind": "B", "role": "check"}
@@ -831,7 +831,7 @@ print(f"average max|x| of 128 values from N(0, 1): {fmt(normal)}   (this machine
 # %% [markdown]
 r"""
 The largest of 128 draws from N(0, 1) is 2.83 on average. An average of 2.18 says that the generator
-had thinner tails than N(0, 1), as a sum of two or three uniform numbers has. It hardly
+had thinner tails than N(0, 1), as the sum of two uniform numbers has. It hardly
 matters for the result, but a check that costs one division is worth making.
 
 The second check is the article's own task: make K and V three times larger; it expects the
@@ -984,10 +984,10 @@ ratios. Over all tokens q8 is a hair *worse* (above 1); over the answers alone i
 (below 1). Does rounding improve answers? No. Rounding moves probabilities up and down; over a finite
 text the balance lands on one side or the other.
 
-So what are 0.994–0.998? A ratio, from **one validation path** (a source comment names M4e/M4f) of one
-8B model. If it is q8 over float, it says that q8 predicted that text 0.2–0.6 % *better*, which is no
-loss at all, and no gain to rely on either. If it is float over q8, q8 was 0.2–0.6 % worse. The comment
-does not say which. "A loss of 0.5 %" is one of two readings, and a measurement of one text either way.
+So a ratio slightly below 1 is not by itself a loss, nor a gain to rely on. 0.994–0.998 come from **one
+validation path** of one 8B model; the article quotes a source comment that names M4e/M4f. "A loss of
+0.5 %" is one way to read such a ratio. What the other is, and what follows from each, is the last
+exercise.
 """
 
 # %% [markdown] course={"id": "d09.b3", "kind": "B", "role": "card"}

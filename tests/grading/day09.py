@@ -473,7 +473,7 @@ READINGS = {
                            symbol="_single_pass_head"),
         "rule_for_q": "half_away",
         "rule_for_kv": "half_up",
-        "largest_dot": 32 * 127 * 127,
+        "query_scales": 4,
     },
     "d09.b3": {
         "quoted_ratio": Lines("data/published/quoted.csv", "ppl_ratio_low", "ppl_ratio_high"),

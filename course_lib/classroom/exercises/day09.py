@@ -103,7 +103,7 @@ EXERCISES = [
     Exercise("d09.a2", "single_pass_q8_attention", _single_pass_cases,
              replaces=("course_lib.attention.single_pass_q8",)),
     Reading("d09.b2", ("rounds_q", "rounds_k_and_v", "exact_dot", "rule_for_q", "rule_for_kv",
-                       "largest_dot")),
+                       "query_scales")),
     Exercise("d09.a3", "bias_test", _bias_cases, replaces=("course_lib.lab.bias.bias_test",)),
     Reading("d09.b3", ("quoted_ratio", "our_ratio", "numerator", "worse_side", "nats_per_token")),
 ]
