@@ -924,7 +924,9 @@ for index in (0, 1):
 # %% [markdown]
 r"""
 A fact matches over several neighbouring keys: the end of the attribute, " is", the value. A probe at every
-fourth key usually hits one of them. Here the best keys stand at offsets 29, 30 and 31, **behind the last
+fourth key usually hits one of them. (This model was even *trained* to match like that; [its
+card](../data/models/needle-qwen3/README.md) says how. A model that never met probes may need a larger
+$k$.) Here the best keys stand at offsets 29, 30 and 31, **behind the last
 probe, 28**, and the rest of the fact begins the next block. All that the probe reads here are dull keys. The block
 is left out, its neighbour is taken, and the model answers with pieces of the number.
 
