@@ -242,9 +242,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("data/models/needle-qwen3"))
     parser.add_argument("--work", type=Path, default=Path("build/needle-training"))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--evaluate-every", type=int, default=100)
+    parser.add_argument("--threads", type=int, default=1, help="two are slower on a busy machine")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16",
+                        help="of matrix products; the shipped model used bfloat16")
+    parser.add_argument("--evaluate-every", type=int, default=50, metavar="STEPS")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for signum in (signal.SIGINT, signal.SIGTERM):  # a background shell leaves SIGINT ignored
