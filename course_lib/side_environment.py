@@ -13,9 +13,10 @@ from pathlib import Path
 from course_lib import environment, launch
 from course_lib.errors import CourseError
 from course_lib.paths import ROOT
-from course_lib.suites import TESTS, Count, environ, pytest
+from course_lib.suites import TESTS, Count, pytest
 
-GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "pytest", "hypothesis")
+GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "cython", "setuptools",
+                "pytest", "hypothesis")
 """What the ground floor, the command line and their tests import."""
 
 UPPER_FLOOR = ("classroom", "test_show_*.py")
@@ -42,17 +43,24 @@ def other_pythons() -> Count:
     found = find_pythons()
     if not found:
         return impossible("no other Python from 3.10 is on PATH or under pyenv")
-    env = environ(COURSE_KERNEL="numpy", COURSE_REQUIRE_KERNELS="0")
     for version, program in found.items():
         print(f"Python {version}:", flush=True)
         try:
             python = ensure(f"py{version}", program, requirements_of(*GROUND_FLOOR))
+            compile_kernels(python)
         except CourseError as error:
             total += impossible(str(error))
             continue
         ignored = [f"--ignore-glob={TESTS / 'unit' / name}" for name in UPPER_FLOOR]
-        total += pytest(*ignored, str(TESTS / "unit"), python=python, env=env)
+        total += pytest(*ignored, str(TESTS / "unit"), python=python)
     return total
+
+
+def compile_kernels(python: str) -> None:
+    """Compile the kernels for this Python, into its environment."""
+    env = str(Path(python).parent.parent)
+    with environment.locked(env + ".lock") as lock:
+        environment.build_kernels(str(ROOT), env, env + ".log", lock, in_place=False)
 
 
 def impossible(reason: str) -> Count:
