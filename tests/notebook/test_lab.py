@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 
@@ -19,6 +21,19 @@ from course_lib.paths import DATA, ROOT
 def get(address: str):
     with urllib.request.urlopen(address, timeout=20) as answer:
         return json.load(answer)
+
+
+def wait_for(address: str) -> None:
+    """Return when the server listens: it prints its address a moment before."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline, "the server does not listen"
+            time.sleep(0.05)
 
 
 @pytest.fixture
@@ -37,6 +52,7 @@ def lab(tmp_path):
             if found:
                 break
         assert found, "the server printed no address"
+        wait_for(found[1])
         yield found[1], found[2]
     finally:
         process.terminate()
