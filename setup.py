@@ -2,7 +2,8 @@
 
 A missing compiler, Python header or Cython is no error: one line says so and the course runs on
 its NumPy backend. COURSE_REQUIRE_KERNELS=1 makes it an error. The last line printed always starts
-with "kernels: " and ends with what is there or missing (course_lib/environment.py reads it).
+with "kernels: " and ends with what is there or missing; course_lib/launcher/environment.py reads
+it.
 """
 
 import os

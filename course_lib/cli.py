@@ -12,6 +12,7 @@ import sys
 from importlib import import_module
 
 from course_lib.errors import CourseError
+from course_lib.nearest import nearest
 
 VERBS = ("lab", "start", "day", "needle", "test", "build", "doctor")
 """In reading order; each is a module of course_lib.commands."""
@@ -97,11 +98,3 @@ def dispatch(argv: list[str]) -> int:
     except SystemExit as stop:  # argparse has printed its help
         return int(stop.code or 0)
     return int(module.run(args) or 0)
-
-
-def nearest(word: str, valid: list[str]) -> str:
-    """Return "did you mean …?" with the closest of `valid`, or the whole list."""
-    import difflib
-
-    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(valid)}"

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from course_lib.environment import requirements  # noqa: E402
+from course_lib.launcher.environment import requirements  # noqa: E402
 
 
 def main() -> None:

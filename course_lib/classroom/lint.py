@@ -9,21 +9,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 from nbformat import NotebookNode
 
 from course_lib.classroom import build
+from course_lib.classroom.lint_exercises import exercise_problems
+from course_lib.classroom.lint_outputs import output_problems
+from course_lib.classroom.lint_problem import ABSOLUTE, Problem
 from course_lib.classroom.source import IGNORE_OUTPUT, Day, cell_line, find_days, parse
 from course_lib.paths import NOTEBOOKS, ROOT, relative
 
 MAX_CELL_LINES, MAX_CODE_CELLS, MAX_BYTES = 25, 50, 400_000
-ABSOLUTE = re.compile(
-    r"(?<![\w/.:~*-])(?:/(?:home|root|work|tmp|usr|opt|var|mnt|media|srv|etc|Users|private)/[\w.-]"
-    r"|[A-Z]:\\+\w+\\|~/[\w.])"
-)
 NETWORK = {"requests", "httpx", "aiohttp", "urllib3", "huggingface_hub", "ftplib"}
 NETWORK_DOTTED = {"urllib.request", "http.client"}
 UNTESTABLE = {
@@ -34,18 +32,6 @@ UNTESTABLE = {
 }
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One broken rule: its name, the place, and what to do."""
-
-    rule: str
-    where: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.message} [{self.rule}]"
-
-
 def lint_all(folder: Path = NOTEBOOKS) -> list[Problem]:
     """Return the problems of every day and of stray notebooks; an empty list is a pass."""
     problems = [p for day in find_days(folder=folder) for p in lint_day(day)]
@@ -54,9 +40,6 @@ def lint_all(folder: Path = NOTEBOOKS) -> list[Problem]:
 
 def lint_day(day: Day) -> list[Problem]:
     """Return the problems of one day's source and stored notebook."""
-    from course_lib.classroom.lint_exercises import exercise_problems
-    from course_lib.classroom.lint_outputs import output_problems
-
     source = parse(day)
     problems = [
         *cell_problems(source, day),

@@ -9,7 +9,7 @@ from collections import defaultdict
 from nbformat import NotebookNode
 
 from course_lib.classroom.exercises import ID, Exercise, Item, day_items
-from course_lib.classroom.lint import Problem
+from course_lib.classroom.lint_problem import Problem
 from course_lib.classroom.source import Day, cell_line
 from course_lib.errors import CourseError
 from course_lib.paths import relative

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from course_lib.classroom.lint import ABSOLUTE, Problem
+from course_lib.classroom.lint_problem import ABSOLUTE, Problem
 from course_lib.classroom.normalise import PICTURES, WIDGET_VIEW
 from course_lib.paths import ROOT
 

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one line per thing; 1 if something that the course cannot do without is missing."""
-    from course_lib.machine import findings
+    from course_lib.launcher.machine import findings
 
     found = findings()
     width = max(len(f.name) for f in found)

@@ -23,7 +23,7 @@ def port(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Copy the days not yet started and replace this process by JupyterLab."""
-    from course_lib import workspace
+    from course_lib.launcher import workspace
 
     work = workspace.folder()
     new = workspace.copy_missing(workspace.days(), work)

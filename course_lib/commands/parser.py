@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from course_lib.cli import nearest
 from course_lib.errors import CourseError
+from course_lib.nearest import nearest
 
 
 class Parser(argparse.ArgumentParser):

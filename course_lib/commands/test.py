@@ -6,7 +6,8 @@ import argparse
 import os
 import time
 
-from course_lib.suites import SUITES, Count, Suite
+from course_lib.launcher.runner import Count
+from course_lib.launcher.suites import SUITES, Suite
 
 HELP = "run the tests"
 

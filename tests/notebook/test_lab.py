@@ -13,8 +13,8 @@ import urllib.request
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-from course_lib import launch
 from course_lib.commands.lab import jupyter_command
+from course_lib.launcher import state
 from course_lib.paths import DATA, ROOT
 
 
@@ -72,7 +72,7 @@ def test_lab_serves_the_copies_to_the_holder_of_the_token(lab):
 
 
 def test_a_kernel_anywhere_imports_the_library_and_finds_the_data(tmp_path, monkeypatch):
-    if not launch.inside(launch.find_environment(str(ROOT))):
+    if not state.inside(state.find_environment(str(ROOT))):
         monkeypatch.setenv("PYTHONPATH", str(ROOT))  # another environment, a maintainer's
     manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path))
     try:

@@ -7,12 +7,14 @@ import sys
 
 import pytest
 
-from course_lib import cli, suites, workspace
+from course_lib import cli
 from course_lib.commands import lab
 from course_lib.commands import test as test_command
 from course_lib.errors import CourseError
+from course_lib.launcher import runner, suites, workspace
+from course_lib.launcher.runner import Count
+from course_lib.launcher.suites import Suite
 from course_lib.paths import ROOT
-from course_lib.suites import Count, Suite
 
 
 def start(code: str, **options) -> subprocess.CompletedProcess:
@@ -115,7 +117,7 @@ def fake_pytest(monkeypatch, cases: str | None, code: int) -> None:
                 file.write(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
         return subprocess.CompletedProcess(command, code)
 
-    monkeypatch.setattr(suites.subprocess, "run", run)
+    monkeypatch.setattr(runner.subprocess, "run", run)
 
 
 PASS, FAIL = "<testcase name='a'/>", "<testcase name='b'><failure/></testcase>"
@@ -133,17 +135,17 @@ SKIP, ERROR = "<testcase><skipped/></testcase>", "<testcase><error/><system-out/
 ])
 def test_counting(monkeypatch, cases, code, expected):
     fake_pytest(monkeypatch, cases, code)
-    assert suites.pytest("x") == expected
+    assert runner.pytest("x") == expected
 
 
 def test_a_skip_fails_where_none_is_allowed(monkeypatch):
     fake_pytest(monkeypatch, PASS + SKIP * 2, 0)
-    assert suites.pytest("x", skips_fail=True) == Count(1, 2, 0)
+    assert runner.pytest("x", skips_fail=True) == Count(1, 2, 0)
 
 
 def test_counting_a_real_run(tmp_path):
     (tmp_path / "test_it.py").write_text("def test_a(): pass\ndef test_b(): assert 0\n")
-    assert suites.pytest(str(tmp_path), "-p", "no:xdist", "-p", "no:nbval") == Count(1, 1, 0)
+    assert runner.pytest(str(tmp_path), "-p", "no:xdist", "-p", "no:nbval") == Count(1, 1, 0)
 
 
 def run_test_command(monkeypatch, capsys, *argv: str) -> tuple[int, list[str]]:

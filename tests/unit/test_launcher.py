@@ -18,14 +18,15 @@ from pathlib import Path
 
 import pytest
 
-from course_lib import environment, launch, setup_log
 from course_lib.errors import CourseError
+from course_lib.launcher import environment, setup_log, state
 from course_lib.paths import ROOT
 
-FILES = ("course", "course_lib/__init__.py", "course_lib/cli.py", "course_lib/environment.py",
-         "course_lib/errors.py", "course_lib/launch.py", "course_lib/paths.py",
-         "course_lib/setup_log.py", "course_lib/commands/__init__.py",
-         "course_lib/commands/parser.py")
+FILES = ("course", "course_lib/__init__.py", "course_lib/cli.py", "course_lib/errors.py",
+         "course_lib/nearest.py", "course_lib/paths.py", "course_lib/launcher/__init__.py",
+         "course_lib/launcher/environment.py", "course_lib/launcher/launch.py",
+         "course_lib/launcher/setup_log.py", "course_lib/launcher/state.py",
+         "course_lib/commands/__init__.py", "course_lib/commands/parser.py")
 PYPROJECT = '[project]\ndependencies = ["pip"]\n\n[project.optional-dependencies]\ntest = ["pip"]\n'
 COMMAND = '''
 HELP = "a command that tells where it runs"
@@ -73,7 +74,7 @@ def call(root: Path, *words: str, program: Path | None = None, cwd: Path | None 
 
 
 def stamp_of(root: Path) -> dict:
-    return json.loads((root / ".venv" / launch.STAMP).read_text())
+    return json.loads((root / ".venv" / state.STAMP).read_text())
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def test_symlink_other_folder_and_foreign_modules(checkout, tmp_path):
 
 def test_any_program_of_the_environment_imports_the_library(checkout, tmp_path):
     code = "import course_lib; print(course_lib.__file__)"
-    result = subprocess.run([launch.python_of(str(checkout / ".venv")), "-c", code], cwd=tmp_path,
+    result = subprocess.run([state.python_of(str(checkout / ".venv")), "-c", code], cwd=tmp_path,
                             env=variables(), capture_output=True, text=True)
     assert result.stdout.strip() == str(checkout / "course_lib" / "__init__.py"), result.stderr
 
@@ -202,7 +203,7 @@ def test_changed_requirements_are_installed(checkout):
     (checkout / "pyproject.toml").write_text("# a comment\n" + PYPROJECT)
     result = call(checkout, "start")
     assert result.returncode == 7 and "updating" in result.stderr
-    assert stamp_of(checkout)["requirements"] == launch.requirements_digest(str(checkout))
+    assert stamp_of(checkout)["requirements"] == state.requirements_digest(str(checkout))
     (checkout / "pyproject.toml").write_text("# a comment\n" + PYPROJECT + "\n[tool.ruff]\nx = 1\n")
     assert call(checkout, "start").stderr == ""
 
@@ -216,7 +217,7 @@ def test_without_network_one_line_and_the_next_call_repairs(checkout, tmp_path):
     assert result.returncode == 2 and result.stdout == ""
     lines = result.stderr.splitlines()
     assert "package index cannot be reached" in lines[-1] and ".venv.log" in lines[-1]
-    assert launch.problem(str(moved), str(moved / ".venv")) == "incomplete"
+    assert state.problem(str(moved), str(moved / ".venv")) == "incomplete"
 
 
 def test_two_calls_at_once_take_turns(checkout):
@@ -273,8 +274,8 @@ def test_an_incomplete_environment_is_made_anew(checkout, tmp_path, monkeypatch)
     moved = tmp_path / "broken"
     shutil.copytree(checkout, moved, symlinks=True)
     root, env = str(moved), str(moved / ".venv")
-    os.remove(moved / ".venv" / launch.STAMP)
-    assert launch.problem(root, env) == "incomplete"
+    os.remove(moved / ".venv" / state.STAMP)
+    assert state.problem(root, env) == "incomplete"
     steps = []
 
     def fake_step(label, command, *rest):
@@ -287,7 +288,7 @@ def test_an_incomplete_environment_is_made_anew(checkout, tmp_path, monkeypatch)
     monkeypatch.setattr(environment, "step", fake_step)
     assert next(environment.repairs(root, env, str(tmp_path / "log"), 0)) == "incomplete"
     assert steps == ["making the environment", "installing", "compiling the kernels"]
-    assert launch.read_stamp(env) is not None
+    assert state.read_stamp(env) is not None
 
 
 def test_another_python_under_the_environment_is_noticed(checkout, tmp_path):
@@ -295,9 +296,9 @@ def test_another_python_under_the_environment_is_noticed(checkout, tmp_path):
     shutil.copytree(checkout, moved, symlinks=True)
     python = moved / ".venv" / "bin" / "python"
     python.unlink()
-    assert launch.problem(str(moved), str(moved / ".venv")) == "python"
+    assert state.problem(str(moved), str(moved / ".venv")) == "python"
     python.symlink_to("/bin/sh")
-    assert launch.problem(str(moved), str(moved / ".venv")) == "python"
+    assert state.problem(str(moved), str(moved / ".venv")) == "python"
 
 
 def test_help_and_mistakes_need_no_environment(tmp_path):
@@ -315,10 +316,10 @@ def test_a_read_only_checkout_uses_the_user_s_cache(tmp_path, monkeypatch):
     root = str(make_checkout(tmp_path / "shared"))
     monkeypatch.setattr(os, "access", lambda path, mode: path != root)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    env = launch.find_environment(root)
-    assert env.startswith(str(tmp_path / "cache" / launch.CACHE_NAME))
-    assert launch.find_environment(root + "2") != env
-    assert launch.find_environment(str(tmp_path)) == str(tmp_path / ".venv")
+    env = state.find_environment(root)
+    assert env.startswith(str(tmp_path / "cache" / state.CACHE_NAME))
+    assert state.find_environment(root + "2") != env
+    assert state.find_environment(str(tmp_path)) == str(tmp_path / ".venv")
 
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path, monkeypatch, capsys):

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from course_lib import cli, machine
+from course_lib import cli
+from course_lib.launcher import machine
 
 
 def test_the_report_has_a_line_for_everything(capsys):
@@ -69,6 +70,6 @@ def test_it_runs_without_any_package(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", only_standard)
     monkeypatch.setattr(machine, "find_spec", lambda name: None)
-    monkeypatch.setattr(machine.launch, "read_stamp", lambda env: None)
+    monkeypatch.setattr(machine.state, "read_stamp", lambda env: None)
     found = {finding.name: finding for finding in machine.findings()}
     assert "not known" in found["kernels"].detail

@@ -10,9 +10,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import course_lib
-from course_lib import environment
+from course_lib.launcher import environment
+from course_lib.launcher.side_environment import GROUND_FLOOR, requirements_of
 from course_lib.paths import ROOT
-from course_lib.side_environment import GROUND_FLOOR, requirements_of
 
 EXTRAS = ("test", "train", "oracle", "browser", "real")
 

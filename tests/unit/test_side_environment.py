@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from course_lib import environment, launch, side_environment
 from course_lib.errors import CourseError
-from course_lib.side_environment import ensure, impossible
-from course_lib.suites import Count
+from course_lib.launcher import environment, side_environment, state
+from course_lib.launcher.runner import Count
+from course_lib.launcher.side_environment import ensure, impossible
 
 
 @pytest.fixture
@@ -24,20 +24,20 @@ def steps(tmp_path, monkeypatch):
     def fake_step(label, command, *rest):
         seen.append(command)
         if "venv" in command:
-            python = Path(launch.python_of(command[-1]))
+            python = Path(state.python_of(command[-1]))
             python.parent.mkdir(parents=True)
             python.symlink_to(sys.executable)
         if "broken" in command:
             raise CourseError("installing failed: no such package")
 
     monkeypatch.setattr(environment, "step", fake_step)
-    monkeypatch.setattr(launch, "find_environment", lambda root: str(tmp_path / ".venv"))
+    monkeypatch.setattr(state, "find_environment", lambda root: str(tmp_path / ".venv"))
     return seen
 
 
 def test_made_once_and_again_only_for_other_packages(steps, tmp_path):
     python = ensure("oracle", sys.executable, ["one>=1"])
-    assert python == launch.python_of(str(tmp_path / ".venv-oracle")) and os.access(python, os.X_OK)
+    assert python == state.python_of(str(tmp_path / ".venv-oracle")) and os.access(python, os.X_OK)
     assert len(steps) == 2 and steps[1][-1] == "one>=1"
     assert ensure("oracle", sys.executable, ["one>=1"]) == python and len(steps) == 2
     ensure("oracle", sys.executable, ["one>=2"])

@@ -8,13 +8,13 @@ import re
 import nbformat
 import pytest
 
-from course_lib import workspace
 from course_lib.classroom import pages, source
 from course_lib.classroom.execute import CellFailed, Run
 from course_lib.classroom.normalise import WIDGET_VIEW, dumps, normalise
 from course_lib.classroom.source import find_days, parse
 from course_lib.commands import build, day, start
 from course_lib.errors import CourseError
+from course_lib.launcher import workspace
 
 
 def call(command, *words):

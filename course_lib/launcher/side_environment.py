@@ -10,10 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from course_lib import environment, launch
 from course_lib.errors import CourseError
+from course_lib.launcher import environment, state
+from course_lib.launcher.runner import TESTS, Count, pytest
 from course_lib.paths import ROOT
-from course_lib.suites import TESTS, Count, pytest
 
 GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "cython", "setuptools",
                 "pytest", "hypothesis")
@@ -101,10 +101,10 @@ def ensure(name: str, program: str, packages: list[str]) -> str:
     """Make the environment `<main one>-<name>` with `program` unless it is there as asked for;
     return its Python. CourseError when that fails."""
     root = str(ROOT)
-    env = f"{launch.find_environment(root)}-{name}"
-    stamp = Path(env) / launch.STAMP
+    env = f"{state.find_environment(root)}-{name}"
+    stamp = Path(env) / state.STAMP
     wanted = "\n".join([env, os.path.realpath(program), *packages])
-    python = launch.python_of(env)
+    python = state.python_of(env)
     with environment.locked(env + ".lock") as lock:
         if stamp.exists() and stamp.read_text() == wanted and os.access(python, os.X_OK):
             return python

@@ -20,9 +20,9 @@ import time
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from course_lib import launch
 from course_lib.errors import CourseError
-from course_lib.setup_log import NoNetwork, StepFailed, run_step
+from course_lib.launcher import state
+from course_lib.launcher.setup_log import NoNetwork, StepFailed, run_step
 
 PTH = "course_lib.pth"
 
@@ -45,7 +45,7 @@ def prepare(root: str, env: str) -> int:
             start = time.monotonic()
             done = [reason for reason in repairs(root, env, log, lock)]
             if done:
-                stamp = launch.read_stamp(env) or {}
+                stamp = state.read_stamp(env) or {}
                 print(
                     f"course: ready in {time.monotonic() - start:.0f} s; {stamp['kernels_line']}",
                     file=sys.stderr,
@@ -87,9 +87,9 @@ def locked(path: str):
 
 
 def repairs(root: str, env: str, log: str, lock: int):
-    """Do what `launch.problem` asks for until it asks for nothing; yield each reason."""
+    """Do what `state.problem` asks for until it asks for nothing; yield each reason."""
     for _ in range(5):
-        reason = launch.problem(root, env)
+        reason = state.problem(root, env)
         if reason is None:
             return
         if reason in ("incomplete", "python"):
@@ -98,7 +98,7 @@ def repairs(root: str, env: str, log: str, lock: int):
             relocate(root, env)
         elif reason == "requirements":
             announce(f"updating {env}", log)
-            os.remove(os.path.join(env, launch.STAMP))
+            os.remove(os.path.join(env, state.STAMP))
             install(root, env, log, lock)
         else:
             write_stamp(root, env, build_kernels(root, env, log, lock))
@@ -139,7 +139,7 @@ def announce(message: str, log: str) -> None:
 
 def install(root: str, env: str, log: str, lock: int) -> None:
     """Install the requirements, write the path file, build the kernels, write the stamp."""
-    python = launch.python_of(env)
+    python = state.python_of(env)
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     pip += ["--progress-bar", "off", "--prefer-binary"]
     exact = constraints(root)
@@ -202,12 +202,12 @@ def build_kernels(root: str, env: str, log: str, lock: int, in_place: bool = Tru
     what the stamp says about it. Without a compiler or headers this is no failure."""
     in_place = in_place and os.access(os.path.join(root, "kernels_pyx"), os.W_OK)
     temporary = os.path.join(env, "build")
-    command = [launch.python_of(env), "setup.py", "build_ext", "--force"]
+    command = [state.python_of(env), "setup.py", "build_ext", "--force"]
     command += ["--build-temp", temporary]
     command += ["--build-lib", temporary if in_place else site_packages(env)]
     if in_place:
         command.append("--inplace")
-    digest = launch.kernels_digest(root)
+    digest = state.kernels_digest(root)
     output = step("compiling the kernels", command, root, log, lock)
     lines = [line for line in output.splitlines() if line.startswith("kernels: ")]
     if not lines:
@@ -231,7 +231,7 @@ def relocate(root: str, env: str) -> None:
 
     The scripts in bin/ and pyvenv.cfg name the old path; the path file names the old checkout.
     """
-    stamp = launch.read_stamp(env) or {}
+    stamp = state.read_stamp(env) or {}
     old, new = os.fsencode(str(stamp.get("env"))), os.fsencode(env)
     folder = os.path.join(env, "bin")
     paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
@@ -259,12 +259,12 @@ def write_stamp(root: str, env: str, kernels: dict, requirements: str | None = N
     stamp = {
         "env": env,
         "root": root,
-        "python": os.path.realpath(launch.python_of(env)),
-        "requirements": requirements or launch.requirements_digest(root),
+        "python": os.path.realpath(state.python_of(env)),
+        "requirements": requirements or state.requirements_digest(root),
         **kernels,
     }
     text = json.dumps(stamp, indent=1) + "\n"
-    write_atomically(os.path.join(env, launch.STAMP), text.encode())
+    write_atomically(os.path.join(env, state.STAMP), text.encode())
 
 
 def write_atomically(path: str, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""From a bare Python into the course's environment: find it, check its stamp, exec.
+"""Where the environment is, and whether it can be used as it is: its stamp.
 
 Standard library only and few imports: this runs before every command.
 """
@@ -12,27 +12,6 @@ import sys
 
 CACHE_NAME = "rk3588-inference-course"
 STAMP = "course-setup.json"
-
-
-def main(root: str, argv: list[str]) -> int:
-    """Run the command `argv` of the course at `root`; return its exit code.
-
-    Outside the environment this prepares it if needed and replaces the process.
-    """
-    from course_lib import cli
-
-    env = find_environment(root)
-    if problem(root, env) is None:
-        return cli.main(argv) if inside(env) else enter(root, env, argv)
-    early = cli.without_environment(argv)
-    if early is not None:
-        return early
-    from course_lib import environment
-
-    code = environment.prepare(root, env)
-    if code:
-        return code
-    return enter(root, env, argv)
 
 
 def find_environment(root: str) -> str:
@@ -140,14 +119,3 @@ def clean_environ(env: str | None = None) -> dict[str, str]:
         # A kernel spec or data folder in the user's home must not win over the environment's.
         environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     return environ
-
-
-def enter(root: str, env: str, argv: list[str]) -> int:
-    """Replace this process by the same command run by the environment's Python."""
-    python = python_of(env)
-    try:
-        os.execve(python, [python, os.path.join(root, "course"), *argv], clean_environ(env))
-    except OSError as error:
-        message = f"course: {python} does not start ({error.strerror}); remove {env} and call again"
-        print(message, file=sys.stderr)
-    return 2

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.launch import CACHE_NAME
+from course_lib.launcher.state import CACHE_NAME
 from course_lib.paths import NOTEBOOKS, ROOT
 
 

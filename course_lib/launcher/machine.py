@@ -14,8 +14,8 @@ import sysconfig
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from course_lib import environment, launch
 from course_lib.errors import CourseError
+from course_lib.launcher import environment, state
 from course_lib.paths import ROOT
 
 X86_FEATURES = ("sse4_1", "avx2", "fma", "avx512f", "avx512_vnni")
@@ -57,8 +57,8 @@ def python() -> Finding:
 
 
 def prepared() -> Finding:
-    env = launch.find_environment(str(ROOT))
-    reason = launch.problem(str(ROOT), env)
+    env = state.find_environment(str(ROOT))
+    reason = state.problem(str(ROOT), env)
     return Finding(
         "environment", reason is None, env if reason is None else f"{env}: {reason}",
         "the next command sets it up first (the network is needed)", "./course lab",
@@ -89,7 +89,7 @@ def kernels() -> Finding:
     remedy = "make compiler and headers ok above; the next command then compiles them"
     if os.environ.get("COURSE_KERNEL"):
         remedy = "unset COURSE_KERNEL"
-    stamp = launch.read_stamp(launch.find_environment(str(ROOT))) or {}
+    stamp = state.read_stamp(state.find_environment(str(ROOT))) or {}
     if not stamp and find_spec("numpy") is None:
         return Finding("kernels", False, "not known before the environment is there", cost, remedy)
     from course_lib import backend
@@ -149,7 +149,7 @@ def memory() -> Finding:
 
 
 def disk() -> Finding:
-    folder = launch.find_environment(str(ROOT))
+    folder = state.find_environment(str(ROOT))
     made = os.path.isdir(folder)
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)

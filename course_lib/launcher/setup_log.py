@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from course_lib.launch import clean_environ
+from course_lib.launcher.state import clean_environ
 
 OFFLINE = (
     "NewConnectionError",
