@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from course_lib import backend
 from course_lib.engine import Engine
 from course_lib.engine.prefill import IMPORTANCE_RULES
 from course_lib.errors import CourseError
@@ -71,14 +72,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="sparse prefill with K blocks for every arm but exact")
     phase.add_argument("--one-flag", action="store_true",
                        help="prefill k = decode k, as in the published run of article 10-2")
-    add("--template", choices=TEMPLATES, default="chat")
+    add("--template", choices=TEMPLATES, default="chat",
+        help="chat, or a bare completion, which a chat model may not answer (default chat)")
     add("--importance", choices=IMPORTANCE_RULES, default="all_queries")
     add("--kv", choices=CACHE_DTYPES, default="f32", help="rows of the KV cache (default f32)")
     add("--model", type=Path, default=DEFAULT_MODEL, metavar="DIR",
         help="a Qwen3 checkpoint folder (default: the shipped model)")
     add("--seed", type=int, default=0, help="another set of prompts (default 0)")
     add("--unseen", action="store_true", help="made-up names and values never seen in training")
-    add("--max-new-tokens", type=positive, default=MAX_NEW_TOKENS, metavar="N")
+    add("--max-new-tokens", type=positive, default=MAX_NEW_TOKENS, metavar="N",
+        help=f"longest answer ({MAX_NEW_TOKENS}); the first token comes from prefill and does not "
+             "count for recall")
     add("--json", action="store_true", help="print one JSON object, nothing else, on stdout")
 
 
@@ -94,6 +98,7 @@ def options_of(args: argparse.Namespace) -> NeedleOptions:
 
 def run(args: argparse.Namespace) -> int:
     options = options_of(args)
+    backend.info()  # a wrong COURSE_KERNEL is said before the work, not after it
     engine = Engine.load(args.model)
     limit = engine.config.max_position_embeddings
     if options.tokens + options.max_new_tokens > limit:

@@ -122,10 +122,13 @@ def run_prompt(
             sessions[arm.prefill_k] = prefilled(engine, prompt, options, arm.prefill_k)
         made = generate_from(sessions[arm.prefill_k], options.max_new_tokens, arm.decode_k)
         exact = exact or made
-        yield arm, _trial(engine, prompt, made, exact)
+        yield arm, trial_of(engine, prompt, made, exact)
 
 
-def _trial(engine: Engine, prompt: NeedlePrompt, made: Generation, exact: Generation) -> Trial:
+def trial_of(
+    engine: Engine, prompt: NeedlePrompt, made: Generation, exact: Generation
+) -> Trial:
+    """What one arm's generation shows, beside that of the exact arm."""
     # The first token comes from prefill; only what decode produced counts as recall.
     decoded = engine.decode(made.ids[1:])
     return Trial(
@@ -189,5 +192,7 @@ def as_json(model: str, options: NeedleOptions, results: list[ArmResult]) -> dic
         "importance": options.importance,
         "template": options.template,
         "position": options.position,
+        "unseen": options.unseen,
+        "max_new_tokens": options.max_new_tokens,
         "arms": [asdict(result) for result in results],
     }

@@ -27,7 +27,13 @@ def test_a_file_says_how_it_was_made_and_its_summary_is_that_of_its_records(name
                  for k, v in experiments.options_record(experiment).items()}
     assert run["options"] == as_stored
     assert run["summary"] == experiment.summarize(run["records"])
-    assert {r["index"] for r in run["records"]} == set(range(experiment.options.prompts))
+    options = experiment.options
+    assert [r["index"] for r in run["records"]] == [
+        index for index in range(options.prompts) for _ in options.arms()
+    ]
+    if "k" in run["records"][0]:
+        arms = [arm.k for arm in options.arms()]
+        assert [r["k"] for r in run["records"]] == arms * options.prompts
 
 
 @pytest.mark.parametrize("name", NAMES)

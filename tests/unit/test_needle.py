@@ -7,7 +7,16 @@ import json
 import pytest
 
 from course_lib.cli import main
-from course_lib.lab.needle import NeedleOptions, holds_value, prompt_of, run_needle
+from course_lib.engine import Engine, Generation
+from course_lib.lab.needle import (
+    Arm,
+    NeedleOptions,
+    holds_value,
+    prompt_of,
+    run_needle,
+    summarize,
+    trial_of,
+)
 from course_lib.lab.prompts import ARTICLE_FACT
 
 SHORT = {"tokens": 320, "max_new_tokens": 12}
@@ -55,6 +64,43 @@ def test_the_first_token_does_not_count_as_recall(shipped_engine):
     options = NeedleOptions(prompts=1, ks=(), tokens=320, max_new_tokens=1)
     (exact,) = run_needle(shipped_engine, options)
     assert exact.recall == 0.0 and exact.texts[0]
+
+
+def test_recall_reads_what_decode_wrote_and_identity_every_token(shipped_engine):
+    prompt = prompt_of(shipped_engine, NeedleOptions(**SHORT), 0)
+    value = shipped_engine.encode(" ramen", allow_special=False)
+    others = shipped_engine.encode(" is tea.", allow_special=False)
+
+    def trial(ids, exact):
+        return trial_of(shipped_engine, prompt, Generation(ids=ids), Generation(ids=exact))
+
+    assert not trial([*value, *others], others).recalled
+    assert trial([*others, *value], others).recalled
+    exact = [*others, *value, *others]
+    assert trial(exact, exact).identical
+    assert not trial([*exact[:-1], *value], exact).identical
+    assert not trial(exact[:-1], exact).identical
+
+
+def test_an_arm_is_summed_up_by_shares_and_the_median_time(shipped_engine):
+    prompt = prompt_of(shipped_engine, NeedleOptions(**SHORT), 0)
+    ids = shipped_engine.encode("is ramen", allow_special=False)
+    made = [Generation(ids=ids, attn_ms=[1.0, 2.0], blocks_read=[4.0, 2.0]),
+            Generation(ids=ids[:1], attn_ms=[9.0], blocks_read=[1.0])]
+    trials = [trial_of(shipped_engine, prompt, m, made[0]) for m in made]
+    result = summarize(Arm(4, 4, None), trials)
+    assert (result.recall, result.identical_to_exact) == (0.5, 0.5)
+    assert (result.attn_ms_per_token, result.blocks_read_per_token) == (2.0, 2.0)
+
+
+def test_a_wrong_backend_is_said_before_the_work(monkeypatch, capsys):
+    def load(folder):
+        raise AssertionError("the model was loaded first")
+
+    monkeypatch.setenv("COURSE_KERNEL", "zz")
+    monkeypatch.setattr(Engine, "load", load)
+    assert main(["needle"]) == 2
+    assert "COURSE_KERNEL=zz" in capsys.readouterr().err
 
 
 def test_json_is_the_only_thing_on_stdout(capsys):
