@@ -6,6 +6,8 @@ imported only when its verb is called, so help and errors about verbs cost nothi
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
 import sys
@@ -60,8 +62,15 @@ def without_environment(argv: list[str]) -> int | None:
 def main(argv: list[str]) -> int:
     """Run one command; return the exit code.
 
-    CourseError becomes one line on stderr and 2, Ctrl-C one line and 130, a closed pipe 141.
+    CourseError becomes one line on stderr and 2, Ctrl-C one line and 130, a closed pipe 141. On a
+    terminal that is not UTF-8 a character it lacks is shown as "?"; a stdout that is closed or full
+    is one line and 2.
     """
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         code = dispatch(argv)
         sys.stdout.flush()
@@ -73,9 +82,19 @@ def main(argv: list[str]) -> int:
         print("course: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Python flushes stdout once more on exit; give it somewhere harmless to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
         return 141
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        discard_stdout()
+        print("course: the output could not be written: no space left", file=sys.stderr)
+        return 2
+
+
+def discard_stdout() -> None:
+    """Send what Python still flushes on exit to where it does no harm."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def dispatch(argv: list[str]) -> int:
