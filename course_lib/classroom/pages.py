@@ -1,4 +1,4 @@
-"""A day outside JupyterLab: its notebook found, read, and shown as text or as a page."""
+"""A day outside JupyterLab: its notebook found, read, and shown as text (`html_page`: a page)."""
 
 from __future__ import annotations
 
@@ -42,15 +42,3 @@ def as_text(notebook: NotebookNode) -> str:
                 text = output.get("text") or output.get("data", {}).get("text/plain", "")
                 parts += [text.rstrip()] if text.strip() else []
     return "\n".join(parts).lstrip("\n")
-
-
-def as_html(notebook: NotebookNode, title: str) -> str:
-    """Return the notebook as one page that loads nothing else (formulas stay in LaTeX)."""
-    from nbconvert import HTMLExporter
-
-    exporter = HTMLExporter(
-        exclude_input_prompt=True, exclude_output_prompt=True,
-        mathjax_url="", require_js_url="", jquery_url="", mermaid_js_url="",
-    )
-    body, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": title}})
-    return body

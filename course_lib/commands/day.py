@@ -44,7 +44,9 @@ def run(args: argparse.Namespace) -> int:
     if page is None:
         print(pages.as_text(notebook))
     else:
-        _write(page, pages.as_html(notebook, path.stem))
+        from course_lib.classroom.html_page import as_html
+
+        _write(page, as_html(notebook, path, page))
     print(f"day {args.day} ran from top to bottom: {cost}", file=sys.stderr)
     return 0
 
