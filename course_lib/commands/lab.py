@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 HELP = "open JupyterLab on your copies of the days"
 
@@ -27,12 +28,14 @@ def run(args: argparse.Namespace) -> int:
 
     work = workspace.folder()
     new = workspace.copy_missing(workspace.days(), work)
+    workspace.link_sources(work)
+    workspace.trust_unchanged(workspace.days(), work)
     print(f"course: your copies are in {work}, {len(new)} new", file=sys.stderr)
     if args.ip not in ("127.0.0.1", "localhost", "::1"):
         print("course: whoever has the token and reaches this address can run code here",
               file=sys.stderr)
     sys.stderr.flush()
-    command = jupyter_command(str(work), args.ip, args.port, browser=wants_browser(args.no_browser))
+    command = jupyter_command(work, args.ip, args.port, browser=wants_browser(args.no_browser))
     os.execv(command[0], command)
 
 
@@ -44,16 +47,28 @@ def wants_browser(no_browser: bool) -> bool:
     return bool(screen) and not no_browser
 
 
-def jupyter_command(work: str, ip: str, port: int, *, browser: bool) -> list[str]:
+SETTINGS = Path(__file__).resolve().parent.parent / "launcher" / "lab_settings"
+"""No question about news; no client of language servers (none is installed); no launcher cards of
+Jupytext, an authors' tool."""
+
+
+def jupyter_command(work: Path, ip: str, port: int, *, browser: bool) -> list[str]:
     """Return the command; its options win over the user's own Jupyter configuration. A token is
     made anew at every start."""
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={work}"]
+    # The folder around `work` is served, so that a copy's links to sources and data work.
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={work.parent}"]
+    command += [f"--LabApp.default_url=/lab/tree/{work.name}"]
     command += [f"--ServerApp.ip={ip}", f"--ServerApp.port={port}"]
     # Warnings and the address; not a page about extensions.
     command += ["--Application.log_level=WARN"]
-    # Authors' Jupytext stays out of the student's files; language servers are not installed.
+    quiet = {"filters": {"quiet": {"()": "course_lib.launcher.log_filter.WithoutPingAdvice"}},
+             "handlers": {"console": {"filters": ["quiet"]}}}
+    command += [f"--Application.logging_config={quiet}"]
+    command += [f"--LabApp.app_settings_dir={SETTINGS}"]
     off = {"jupyterlab_jupytext": False, "jupyter_lsp": False}
     command += [f"--ServerApp.jpserver_extensions={off}"]
+    # Other users of the machine can reach a kernel's ports.
+    command += ["--KernelManager.transport_encryption=auto"]
     # Nothing on the network: no news, no update check, no extension listing.
     command += ["--LabApp.news_url=None", "--LabApp.extension_manager=readonly"]
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]

@@ -13,11 +13,34 @@ from course_lib.paths import NOTEBOOKS, ROOT
 
 
 def folder() -> Path:
-    """Return the folder of the student's copies: `work/` in the checkout, or one in the home
-    folder when the checkout is read-only."""
+    """Return the folder of the student's copies: `work/` in the checkout, or, when the checkout is
+    read-only, in a folder of the home folder."""
     work = ROOT / "work"
     writable = os.access(work if work.exists() else ROOT, os.W_OK)
-    return work if writable else Path.home() / CACHE_NAME
+    return work if writable else Path.home() / CACHE_NAME / "work"
+
+
+def link_sources(work: Path) -> None:
+    """Let `../course_lib/…` and the like of a copy lead somewhere: where `work` is not in the
+    checkout, put links to what the checkout holds beside it.
+
+    Links of an earlier checkout are renewed; anything else of that name is left alone.
+    """
+    if work.parent == ROOT:
+        return
+    try:
+        for source in ROOT.iterdir():
+            link = work.parent / source.name
+            if source.name.startswith(".") or source.name == work.name:
+                continue
+            if link.is_symlink() and link.readlink() != source:
+                link.unlink()
+            if not link.exists():
+                link.symlink_to(source)
+    except OSError as error:
+        raise CourseError(
+            f"cannot write to {work.parent} ({error.strerror}); free or unlock it"
+        ) from None
 
 
 def copy_missing(notebooks: Iterable[Path], work: Path) -> list[Path]:
@@ -54,6 +77,20 @@ def place(source: Path, target: Path) -> bool:
         return True
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def trust_unchanged(notebooks: Iterable[Path], work: Path) -> None:
+    """Sign the copies that are still as the course ships them, so that Jupyter shows their stored
+    outputs; what a student changed is signed by Jupyter when it is saved there."""
+    import nbformat
+    from nbformat.sign import NotebookNotary
+
+    notary = NotebookNotary()
+    for notebook in notebooks:
+        content = notebook.read_bytes()
+        copy = work / notebook.name
+        if copy.is_file() and copy.read_bytes() == content:
+            notary.sign(nbformat.reads(content.decode("utf-8"), as_version=4))
 
 
 def days() -> list[Path]:
