@@ -19,6 +19,8 @@ from nbformat import NotebookNode
 from course_lib.paths import ROOT
 
 CELL_TIMEOUT = 120  # seconds
+# As `./course test` runs a notebook, so that the timings of a lesson compare between machines.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 MAX_SECONDS, MAX_CELL_SECONDS, MAX_MEGABYTES = 20.0, 10.0, 600.0
 
 
@@ -90,10 +92,10 @@ def execute(notebook: NotebookNode, on_cell: Callable[[int], None] = lambda inde
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """The caller's environment, with this checkout's course_lib first and IPython's own files
-    (start-up scripts, history) out of the way."""
+    """The caller's environment, with this checkout's course_lib first, IPython's own files
+    (start-up scripts, history) out of the way, and one BLAS thread unless the caller chose."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths),
+    return {**ONE_THREAD, **os.environ, "PYTHONPATH": os.pathsep.join(paths),
             "IPYTHONDIR": str(Path(folder) / "ipython"), "PYTHONDONTWRITEBYTECODE": "1"}
 
 

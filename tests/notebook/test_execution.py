@@ -117,3 +117,18 @@ def test_the_kernel_runs_here_and_in_an_empty_folder(tmp_path, monkeypatch):
     assert list((tmp_path / "temporary").iterdir()) == [], "something was left behind"
     listed, python, library = json.loads(notebook.cells[0].outputs[0].text)
     assert (listed, python, library) == ([], sys.executable, course_lib.__file__)
+
+
+@pytest.mark.parametrize("chosen", [None, "3"])
+def test_the_kernel_computes_on_one_thread_unless_told_otherwise(monkeypatch, chosen):
+    names = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+        if chosen:
+            monkeypatch.setenv(name, chosen)
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell(
+        f"import os; print([os.environ[name] for name in {names}])"
+    )]
+    execute(notebook)
+    assert notebook.cells[0].outputs[0].text == f"{[chosen or '1'] * 2}\n"
