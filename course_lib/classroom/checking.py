@@ -65,13 +65,21 @@ def _report_reading(item: exercises.Reading, answer: Any) -> tuple[str, bool]:
     if not isinstance(answer, Mapping):
         return f"[x] {item.id} 0/{len(item.parts)}: give the dict of parts", False
     given = [answer.get(part) for part in item.parts]
-    if all(sealed.is_blank(value) for value in given):
+    missing = [part for part in item.parts if part not in answer]
+    unknown = [key if type(key) is str else f"({type(key).__name__})"
+               for key in answer if type(key) is not str or key not in item.parts]
+    misnamed = bool(missing and unknown)
+    if not misnamed and all(sealed.is_blank(value) for value in given):
         return f"[ ] {item.id} not attempted", False
     truth = sealed.load(item.id)
     complaints = [
         sealed.complaint(item.id, part, value, truth[part], item.slack)
         for part, value in zip(item.parts, given, strict=True)
     ]
+    if missing:
+        parts = f"unknown parts: {', '.join(unknown)}; " if unknown else ""
+        parts += f"missing parts: {', '.join(missing)}"
+        return f"[x] {item.id} {complaints.count(None)}/{len(complaints)}: {parts}", False
     return _summary(item.id, list(item.parts), complaints)
 
 

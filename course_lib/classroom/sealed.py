@@ -12,6 +12,7 @@ import ast
 import hashlib
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from course_lib.errors import CourseError
 from course_lib.paths import ROOT
 
 PLACE = re.compile(r"\s*([^\s:]+):(\d+)(?:\s*[-–]\s*(\d+))?\s*")
+LEADING = re.compile(r"\A(?:\.\.?/)+")
+NO_SOURCES = {"work", "build", "dist", "tests", "__pycache__"}
 
 
 @dataclass(frozen=True)
@@ -181,25 +184,46 @@ def complaint(item_id: str, part: str, value: Any, truth: Mapping[str, Any], sla
 
 
 def place_problem(place: Any, root: Path = ROOT) -> str | None:
-    """Return None where ``"path:first-last"`` names existing lines of the course, else why not."""
-    match = PLACE.fullmatch(place) if isinstance(place, str) else None
-    if match is None:
+    """Return None where ``"path:first-last"`` names existing lines of the course, else why not.
+
+    A path written from ``notebooks/`` (``../course_lib/sparse.py``) is right too.
+    """
+    taken = _take_apart(place)
+    if taken is None:
         return 'write it as "path:first-last", such as "course_lib/sparse.py:10-20"'
-    path = root / match[1]
-    if ".." in Path(match[1]).parts or Path(match[1]).is_absolute() or not path.is_file():
-        return f"there is no file {match[1]} in the course"
-    first, last = int(match[2]), int(match[3] or match[2])
+    name, first, last = taken
+    path = root / name
+    if ".." in Path(name).parts or Path(name).is_absolute() or not path.is_file():
+        return f"there is no file {name} in the course{_full_path(name, root)}"
     count = len(_lines(path))
     if not 1 <= first <= last <= count:
-        return f"{match[1]} has lines 1 to {count}"
+        return f"{name} has lines 1 to {count}"
     return None
 
 
+def _take_apart(place: Any) -> tuple[str, int, int] | None:
+    """The path from the course's folder and the first and last line of a place."""
+    match = PLACE.fullmatch(place) if isinstance(place, str) else None
+    if match is None:
+        return None
+    return LEADING.sub("", match[1]), int(match[2]), int(match[3] or match[2])
+
+
+def _full_path(name: str, root: Path) -> str:
+    """A question for a file name without its folder, where one file of the course has it."""
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [f for f in folders if f not in NO_SOURCES and not f.startswith(".")]
+        if Path(name).name in files:
+            found.append((Path(folder) / Path(name).name).relative_to(root).as_posix())
+    return f"; did you mean {found[0]}?" if len(found) == 1 else ""
+
+
 def _targets_hit(item_id, part, place, targets, slack: int, root: Path) -> set[int]:
-    match = PLACE.fullmatch(place)
-    assert match is not None
-    first, last = int(match[2]), int(match[3] or match[2])
-    digests = line_digests(item_id, part, match[1], root)[first - 1 : last]
+    taken = _take_apart(place)
+    assert taken is not None
+    path, first, last = taken
+    digests = line_digests(item_id, part, path, root)[first - 1 : last]
     hit = set()
     for index, target in enumerate(targets):
         if target["first"] not in digests or target["last"] not in digests:

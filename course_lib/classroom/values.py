@@ -93,7 +93,7 @@ def difference(
         return None if same else _expected(expect, got)
     if isinstance(expect, int):
         ok = type(got) is int and abs(got - expect) <= atol + rtol * abs(expect)
-        return None if ok else _expected(expect, got)
+        return None if ok else _expected(expect, got) + _INTEGER * (type(got) is float)
     if isinstance(expect, float):
         ok = type(got) in (int, float) and _close(np.float64(expect), np.float64(got), rtol, atol)
         return None if ok else _expected(expect, got)
@@ -110,6 +110,9 @@ def difference(
     if isinstance(expect, dict):
         return _dict_difference(expect, got, rtol, atol, dtype)
     raise TypeError(f"an expected value may not be of type {type(expect).__name__}")
+
+
+_INTEGER = " (an integer is wanted)"
 
 
 def _close(expect, got, rtol: float, atol: float):
@@ -138,7 +141,8 @@ def _sequence_difference(expect, got, rtol, atol, dtype) -> str | None:
     for index, (want, have) in enumerate(zip(expect, items, strict=True)):
         found = difference(want, have, rtol=rtol, atol=atol, dtype=dtype)
         if found:
-            return whole if len(whole) < 60 else f"at [{index}] {found}"
+            kind = _INTEGER * found.endswith(_INTEGER)
+            return whole + kind if len(whole) < 60 else f"at [{index}] {found}"
     return None
 
 
@@ -204,6 +208,8 @@ def short(value, limit: int = 60) -> str:
 def _short(value) -> str:
     if isinstance(value, float):
         text = f"{value:.6g}"
+        if "e+" in text:  # a large number, shown with the digits that may be wrong
+            text = repr(value)
         return text if any(c in text for c in ".en") else text + ".0"
     if isinstance(value, list):
         return "[" + ", ".join(_short(v) for v in value[:32]) + "]"

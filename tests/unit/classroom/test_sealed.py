@@ -64,6 +64,8 @@ def test_a_target_that_is_not_there_once_is_refused(root, target, text):
 
 @pytest.mark.parametrize("place, right", [
     ("code.py:3-4", True), ("code.py:2-5", True), (" code.py:3 – 4 ", True),
+    ("../code.py:3-4", True), ("./code.py:3-4", True), ("../../code.py:2-5", True),
+    ("../code.py:3-3", False), ("../other.py:3-4", False),
     ("code.py:3-3", False), ("code.py:4", False), ("code.py:1-4", False), ("code.py:3-6", False),
     ("code.py:1-13", False), ("code.py:9-10", False), ("other.py:3-4", False),
 ])
@@ -75,11 +77,28 @@ def test_a_range_must_hold_the_lines_and_little_more(root, place, right):
     ("code.py", 'write it as "path:first-last"'), (3, 'write it as "path:first-last"'),
     ("code.py:4-3", "has lines 1 to 13"), ("code.py:0-3", "has lines 1 to 13"),
     ("code.py:3-99", "has lines 1 to 13"), ("none.py:1-2", "there is no file none.py"),
-    ("../code.py:1-2", "there is no file"), ("/code.py:1-2", "there is no file"),
+    ("sub/../code.py:1-2", "there is no file"), ("../../etc/passwd:1", "there is no file"),
+    ("/code.py:1-2", "there is no file"),
     ("", "still empty"), (None, "still empty"), (["code.py:1-2", "code.py:3-4"], "give one place"),
 ])
 def test_a_malformed_place_is_told(root, place, text):
     assert text in complaint(root, place, TARGET)
+
+
+def test_a_file_name_without_its_folder_gets_the_full_path(root):
+    for name in ("lib/deep/only.py", "lib/twice.py", "lib/deep/twice.py", ".venv/own.py",
+                 "work/own.py", "tests/own.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x\n", encoding="utf-8")
+
+    def told(place):
+        return sealed.place_problem(place, root)
+
+    full = "did you mean lib/deep/only.py?"
+    assert told("only.py:1") == f"there is no file only.py in the course; {full}"
+    assert told("../deep/only.py:1") == f"there is no file deep/only.py in the course; {full}"
+    assert told("twice.py:1") == "there is no file twice.py in the course"
+    assert told("own.py:1") == "there is no file own.py in the course"
 
 
 def test_a_wrong_place_tells_nothing(root):
@@ -145,6 +164,13 @@ def test_report_of_a_reading(example):
     assert half == ("[x] d99.b1 1/2: half_of_1 — not this value", False)
     part = report("d99.b1", {**right, "ties": ""})
     assert part == ("[x] d99.b1 1/2: ties — still empty", False)
+    one = report("d99.b1", {"half_of_1": 1})
+    assert one == ("[x] d99.b1 1/2: missing parts: ties", False)
+    named = report("d99.b1", {"tie": "", 3: 1, "half_of_1": 1})
+    assert named == ("[x] d99.b1 1/2: unknown parts: tie, (int); missing parts: ties", False)
+    other = report("d99.b1", {"x": 1})
+    assert other == ("[x] d99.b1 0/2: unknown parts: x; missing parts: ties, half_of_1", False)
+    assert report("d99.b1", {**right, "note": "mine"})[1]
     assert report("d99.b1", 5)[0] == "[x] d99.b1 0/2: give the dict of parts"
 
 

@@ -141,7 +141,14 @@ def test_one_changed_item_is_found_in_lists_and_arrays(items, data):
 
 @pytest.mark.parametrize("expect, got, text", [
     ([1, 4], [4, 1], "expected [1, 4], got [4, 1]"),
-    (64, 64.0, "expected 64, got 64.0"),
+    (64, 64.0, "expected 64, got 64.0 (an integer is wanted)"),
+    (64, 65, "expected 64, got 65"),
+    (1048576, 1048576.0, "expected 1048576, got 1048576.0 (an integer is wanted)"),
+    (1234567.5, 1234567.25, "expected 1234567.5, got 1234567.25"),
+    (1.5e300, 1, "expected 1.5e+300, got 1"),
+    ([1, 2], [1.0, 2.0], "expected [1, 2], got [1.0, 2.0] (an integer is wanted)"),
+    ([[7] * 30], [[7.0] * 30], "at [0] at [0] expected 7, got 7.0 (an integer is wanted)"),
+    ({"a": 1}, {"a": 1.0}, "at 'a' expected 1, got 1.0 (an integer is wanted)"),
     (1, True, "expected 1, got True"),
     (True, 1, "expected True, got 1"),
     (2.0, 2.5, "expected 2.0, got 2.5"),
