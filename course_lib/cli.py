@@ -99,7 +99,7 @@ def discard_stdout() -> None:
 
 def dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("help", "-h", "--help"):
-        if len(argv) > 1 and argv[1] in VERBS:
+        if len(argv) > 1 and argv[1] != "help":
             return dispatch([argv[1], "--help"])
         print(usage())
         return 0

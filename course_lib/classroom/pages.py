@@ -1,4 +1,4 @@
-"""A day outside JupyterLab: its notebook found, read, and shown as text (`html_page`: a page)."""
+"""A day outside JupyterLab: its notebook read, and shown as text (`html_page`: a page)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,7 @@ from nbformat import NotebookNode
 
 from course_lib.classroom.build import load
 from course_lib.errors import CourseError
-from course_lib.paths import NOTEBOOKS, relative
-
-
-def find_notebook(day: int, folder: Path = NOTEBOOKS) -> Path:
-    """Return the notebook of a day; CourseError naming the days there are where it is not."""
-    there = {int(path.name[3:5]): path for path in sorted(folder.glob("day[0-9][0-9]_*.ipynb"))}
-    if day not in there:
-        known = ", ".join(map(str, there)) or "none"
-        raise CourseError(f"there is no notebook for day {day}; days there are: {known}.")
-    return there[day]
+from course_lib.paths import relative
 
 
 def read_without_outputs(path: Path) -> NotebookNode:

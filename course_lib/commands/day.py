@@ -28,8 +28,9 @@ def run(args: argparse.Namespace) -> int:
     from course_lib.classroom import pages
     from course_lib.classroom.execute import CellFailed, execute
     from course_lib.classroom.normalise import strip_widget_views
+    from course_lib.launcher import workspace
 
-    path = pages.find_notebook(args.day)
+    path = workspace.find_notebook(args.day)
     page = None if args.html is None else _page(args.html or f"{path.stem}.html", args.force)
     notebook = pages.read_without_outputs(path)
     try:

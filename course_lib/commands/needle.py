@@ -136,7 +136,8 @@ def _run_with_bar(engine: Engine, options: NeedleOptions) -> tuple[list[ArmResul
         return results, options.prompts
     except KeyboardInterrupt:
         whole = [t for t in trials if len(t) == len(arms)]
-        print(f"interrupted: kept {len(whole)} of {options.prompts} prompts", file=sys.stderr)
+        print(f"course: interrupted; kept {len(whole)} of {options.prompts} prompts",
+              file=sys.stderr)
         if not whole:
             return [], 0
         columns = zip(*whole, strict=True)

@@ -14,11 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Copy the days and say where they are."""
-    from course_lib.classroom.pages import find_notebook
     from course_lib.launcher import workspace
 
     work = workspace.folder()
-    notebooks = {day: find_notebook(day) for day in args.days}
+    notebooks = {day: workspace.find_notebook(day) for day in args.days}
     new = workspace.copy_missing(notebooks.values(), work)
     for day, notebook in notebooks.items():
         copy = work / notebook.name

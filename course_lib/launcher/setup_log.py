@@ -36,9 +36,12 @@ class NoNetwork(StepFailed):
 def run_step(label: str, command: list[str], *, cwd: str, log: str, keep_fd: int) -> str:
     """Run `command`, append its output to the file `log` and return it.
 
-    `keep_fd` stays open in the child (the set-up's lock). Raises StepFailed. When this process is
+    `keep_fd` stays open in the child (the set-up's lock). Says on stderr that the step starts,
+    or, on a terminal, how it goes on. Raises StepFailed. When this process is
     interrupted the child is ended first.
     """
+    if not sys.stderr.isatty():  # where no status line can be shown
+        print(f"course: {label} …", file=sys.stderr, flush=True)
     environ = {**clean_environ(), "PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
     with open(log, "ab") as file:
         file.write(f"\n--- {label}\n".encode())

@@ -1,4 +1,4 @@
-"""The student's folder: copies of the days, git-ignored, never overwritten."""
+"""The days' notebooks and the student's folder: copies, git-ignored, never overwritten."""
 
 from __future__ import annotations
 
@@ -93,6 +93,15 @@ def trust_unchanged(notebooks: Iterable[Path], work: Path) -> None:
             notary.sign(nbformat.reads(content.decode("utf-8"), as_version=4))
 
 
-def days() -> list[Path]:
+def days(folder: Path = NOTEBOOKS) -> list[Path]:
     """Return the notebooks of all days, in order."""
-    return sorted(NOTEBOOKS.glob("day[0-9][0-9]_*.ipynb"))
+    return sorted(folder.glob("day[0-9][0-9]_*.ipynb"))
+
+
+def find_notebook(day: int, folder: Path = NOTEBOOKS) -> Path:
+    """Return the notebook of a day; CourseError naming the days there are where it is not."""
+    there = {int(path.name[3:5]): path for path in days(folder)}
+    if day not in there:
+        known = ", ".join(map(str, there)) or "none"
+        raise CourseError(f"there is no notebook for day {day}; days there are: {known}.")
+    return there[day]

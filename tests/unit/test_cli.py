@@ -46,9 +46,21 @@ def test_help_imports_nothing_heavy():
     assert result.stdout.splitlines()[-1] == ""
 
 
+def test_starting_a_day_imports_nothing_heavy(tmp_path):
+    heavy = {"numpy", "nbformat", "jupytext", "IPython"}
+    result = start("import sys; from pathlib import Path; from course_lib import cli; "
+                   "from course_lib.launcher import workspace; "
+                   f"workspace.folder = lambda: Path({str(tmp_path)!r}); code = cli.main(['start', "
+                   f"'9']); print(code, *sorted({heavy} & set(sys.modules)))")
+    assert result.stdout.splitlines()[-1] == "0", result.stderr
+    assert [path.name[:6] for path in tmp_path.iterdir()] == ["day09_"]
+
+
 @pytest.mark.parametrize(("argv", "message"), [
     (["nedle"], "unknown verb 'nedle'; did you mean needle?"),
     (["--hlep"], "unknown option '--hlep'; did you mean --help?"),
+    (["help", "strat"], "unknown verb 'strat'; did you mean start?"),
+    (["help", "--hlep"], "unknown option '--hlep'; did you mean --help?"),
     (["zzzzzz"], "unknown verb 'zzzzzz'; there are lab, "),
     (["lab", "--prot", "8"], "lab: unknown option --prot; did you mean --port?"),
     (["lab", "--prot=8"], "lab: unknown option --prot; did you mean --port?"),

@@ -8,7 +8,7 @@ import re
 import nbformat
 import pytest
 
-from course_lib.classroom import pages, source
+from course_lib.classroom import source
 from course_lib.classroom.execute import CellFailed, Run
 from course_lib.classroom.normalise import WIDGET_VIEW, dumps, normalise
 from course_lib.classroom.source import find_days, parse
@@ -33,11 +33,11 @@ def course(example, monkeypatch, tmp_path):
         return find_days(numbers, folder)
 
     def find(number):
-        return pages_find(number, folder)
+        return find_in(number, folder)
 
-    pages_find = pages.find_notebook
+    find_in = workspace.find_notebook
     monkeypatch.setattr(source, "find_days", days)
-    monkeypatch.setattr(pages, "find_notebook", find)
+    monkeypatch.setattr(workspace, "find_notebook", find)
     monkeypatch.setattr("course_lib.classroom.lint.stray_notebooks", lambda: [])
     monkeypatch.setattr(workspace, "folder", lambda: tmp_path / "work")
     monkeypatch.chdir(tmp_path)
