@@ -60,8 +60,12 @@ def positive_int(value: Any, name: str) -> int:
     return number
 
 
+class NotFiniteError(ValueError):
+    """Numbers that are NaN or infinite, in an argument or in what was computed from it."""
+
+
 def require_finite(x: np.ndarray, name: str, first_token: int = 0) -> None:
-    """Raise ValueError naming the first row of ``x[..., d]`` that holds NaN or infinity.
+    """Raise NotFiniteError naming the first row of ``x[..., d]`` that holds NaN or infinity.
 
     A row of [heads, tokens, d] is named by head and token, one of [tokens, d] by token.
     """
@@ -72,6 +76,6 @@ def require_finite(x: np.ndarray, name: str, first_token: int = 0) -> None:
     if index:
         index[-1] += first_token
     where = {0: "", 1: " at token {}", 2: " at head {}, token {}"}.get(len(index), f" at {index}")
-    raise ValueError(
+    raise NotFiniteError(
         f"{name} holds NaN or infinity{where.format(*index)}; check the step that produced it."
     )

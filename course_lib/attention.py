@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from course_lib.arrays import F32, LayerRows, as_float32, require_finite
+from course_lib.arrays import F32, LayerRows, NotFiniteError, as_float32, require_finite
 from course_lib.quant import quantize_blocks
 
 Q_BLOCK = 32  # query values that share a scale in the single pass
@@ -50,7 +50,7 @@ def check_query(q: Any, ndim: int = 2) -> np.ndarray:
     if q.size == 0:
         raise ValueError(f"q must hold at least one query, not shape {q.shape}.")
     if not np.isfinite(q).all():
-        raise ValueError("q holds NaN or infinity; check the step that produced it.")
+        raise NotFiniteError("q holds NaN or infinity; check the step that produced it.")
     return q
 
 
@@ -104,14 +104,14 @@ def head_scores(q: np.ndarray, rows: LayerRows) -> np.ndarray:
 def _finite_scores(scores: np.ndarray) -> np.ndarray:
     finite = np.isfinite(scores)
     if not finite.all():
-        raise ValueError(f"the score of K row {int(np.argmin(finite))} is not finite; "
-                         "the row or its scale is bad.")
+        raise NotFiniteError(f"the score of K row {int(np.argmin(finite))} is not finite; "
+                             "the row or its scale is bad.")
     return scores
 
 
 def _finite_output(out: np.ndarray) -> np.ndarray:
     if not np.isfinite(out).all():
-        raise ValueError("the output is not finite; a V row or its scale is bad.")
+        raise NotFiniteError("the output is not finite; a V row or its scale is bad.")
     return out
 
 
@@ -303,4 +303,6 @@ def check_prefill(q: Any, k: Any, v: Any, start: int,
     if not isinstance(importance, np.ndarray) or importance.dtype != F32 \
             or importance.ndim != 1 or len(importance) < end:
         raise ValueError(f"importance must be a float32 array of at least {end} tokens.")
+    if not np.isfinite(importance).all():
+        raise ValueError("importance holds NaN or infinity; start from zeros.")
     return q, rows, importance.copy()

@@ -125,7 +125,8 @@ class KVCache:
         ``truncate(cache.length)`` drops what a failed step left in some layers only. Raises
         TypeError if n is no integer, ValueError unless 0 <= n <= length.
         """
-        if not 0 <= operator.index(n) <= self.length:
+        n = operator.index(n)
+        if not 0 <= n <= self.length:
             raise ValueError(f"cannot truncate to {n} tokens; the cache holds {self.length}.")
         self._lengths = [n] * self.num_layers
 

@@ -357,6 +357,11 @@ def test_bad_arguments_of_prefill_leave_importance_alone():
     for wrong in (np.ones(39, F32), np.ones(40), np.ones((1, 40), F32), [0.0] * 40):
         with pytest.raises(ValueError, match="importance must be a float32 array"):
             causal_attention(q, k, v, importance=wrong)
+    for bad in (np.nan, np.inf):
+        spoiled = np.zeros(41, F32)
+        spoiled[40] = bad
+        with pytest.raises(ValueError, match="importance holds NaN or infinity"):
+            causal_attention(q, k, v, importance=spoiled)
 
 
 def test_rows_after_the_last_query_are_not_read():

@@ -159,6 +159,10 @@ def test_truncate_drops_the_tail_and_what_a_failed_step_left():
             cache.truncate(n)
     with pytest.raises(TypeError):
         cache.truncate(2.5)
+    length = np.array(7)
+    cache.truncate(length)
+    length[()] = 9
+    assert cache.length == 7 and type(cache.length) is int
 
 
 @pytest.mark.parametrize("duplicate", [KVCache.copy, copy.deepcopy])
@@ -175,6 +179,25 @@ def test_a_copy_is_independent(duplicate, dtype):
         assert cache.length == 10 and same(snapshot(cache), before)
         other.truncate(3)
     assert other.length == 3 and cache.length == 10
+
+
+@pytest.mark.parametrize("duplicate", [KVCache.copy, copy.deepcopy])
+@pytest.mark.parametrize("dtype", ["f32", "q8"])
+def test_a_copy_shares_no_spare_memory(duplicate, dtype):
+    """Both append within the capacity they have, so neither moves to a new array."""
+    cache = filled(10, dtype, layers=2)
+    other = duplicate(cache)
+    size = cache.nbytes
+    for layer in (0, 1):
+        cache.append(layer, *rows_made(4, seed=20 + layer))
+        other.append(layer, *rows_made(4, seed=30 + layer))
+    assert cache.nbytes == other.nbytes == size
+    for layer in (0, 1):
+        for seed, held in ((20, cache), (30, other)):
+            fresh = KVCache(1, 2, 8, dtype=dtype)
+            fresh.append(0, *rows_made(4, seed=seed + layer))
+            tail = [None if a is None else a[:, 10:] for a in held.rows(layer)]
+            assert same(tail, fresh.rows(0))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "q8"])

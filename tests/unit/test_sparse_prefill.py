@@ -8,6 +8,7 @@ import pytest
 from course_lib.attention import causal_attention
 from course_lib.sparse import n_blocks, select_blocks
 from course_lib.sparse_prefill import (
+    PrefillTrace,
     prefill_groups,
     prefill_selection,
     sparse_prefill_attention,
@@ -35,6 +36,12 @@ def test_at_k_1_a_2061_token_prompt_is_86_9_percent_blind():
     assert np.allclose(sums[7:64:8], 2 * 32, rtol=1e-5), "eight tie, up to rounding"
     assert sums[64] == pytest.approx(2 * 13, rel=1e-5)
     assert all(len(s.ids) == 1 for head in trace.selections for s in head)
+
+
+def test_a_position_is_blind_where_no_head_sees_anything():
+    visible = np.array([[True, False, False, True], [False, False, True, True]])
+    trace = PrefillTrace(visible, [(0, 4)], [[None], [None]])
+    assert (trace.blind_positions, trace.blind_fraction) == (1, 0.5)
 
 
 def test_at_k_2_blindness_depends_on_the_data_and_at_k_16_it_is_gone():
