@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from course_lib.engine.files import read_json_object, read_text
+from course_lib.engine.files import is_there, one_line, read_json_object, read_text
 from course_lib.errors import CourseError
 
 REMEDY = "copy the whole checkpoint folder again"
@@ -27,10 +27,17 @@ class ChatTemplate:
     The template never sees a content: it gets one private-use character in its place. Control
     tokens are then searched in what the template wrote, and only after that do the contents take
     their places. So a content that spells "<|im_end|>" stays text. The price: a template that
-    looks into contents (to trim them, or to find <think> in them) sees the placeholder.
+    looks into contents (to trim them, or to find <think> in them) sees the placeholder. One that
+    rewrites contents (`urlencode`) or leaves one out is refused. `name` stands in errors.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        name: str = "the chat template",
+    ):
+        self._name = name
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -47,21 +54,17 @@ class ChatTemplate:
         Raises CourseError naming the file if a template is there but cannot be used.
         """
         config_path, jinja_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-        config = read_json_object(config_path, remedy=REMEDY) if config_path.exists() else {}
+        config = read_json_object(config_path, remedy=REMEDY) if is_there(config_path) else {}
         path, source = config_path, config.get("chat_template")
-        if isinstance(source, list):  # several named templates
-            named = {item.get("name"): item.get("template") for item in source}
-            source = named.get("default")
-        if jinja_path.exists():
+        if is_there(jinja_path):
             path, source = jinja_path, read_text(jinja_path, remedy=REMEDY)
-        if source is None:
-            return None
+        name = f"{path}: the chat template"
         try:
-            return cls(source, _special_tokens(config))
-        except (TemplateError, TypeError, AttributeError) as error:
-            raise CourseError(
-                f"{path}: the chat template is not valid ({error}): {REMEDY}"
-            ) from None
+            if isinstance(source, list):  # several named templates
+                source = {item["name"]: item["template"] for item in source}.get("default")
+            return None if source is None else cls(source, _special_tokens(config), name)
+        except Exception as error:  # not TemplateError alone: {% break %} gives a SyntaxError
+            raise CourseError(f"{name} is not valid ({one_line(error)}): {REMEDY}") from None
 
     def pieces(
         self,
@@ -71,8 +74,8 @@ class ChatTemplate:
     ) -> Iterator[tuple[str, bool]]:
         """The rendered conversation, cut at the template's control tokens.
 
-        Yields (text, is_control) in order. Raises ValueError for malformed messages or if the
-        template refuses them.
+        Yields (text, is_control) in order. Raises ValueError for malformed messages, CourseError
+        if the template refuses them, fails, or does not write every content as it is.
         """
         _check_messages(messages)
         contents = self._placeholders(messages)
@@ -85,8 +88,17 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from None
+        except Exception as error:  # a template is a program: it can fail in any way
+            raise CourseError(
+                f"{self._name} refuses these messages ({one_line(error)}): change them, or choose "
+                "another checkpoint"
+            ) from None
+        for index, message in enumerate(messages):
+            if stand_in.get(message["content"], "") not in rendered:
+                raise CourseError(
+                    f"{self._name} rewrites or leaves out the content of messages[{index}]: "
+                    "choose a checkpoint whose template writes contents as they are"
+                )
         for text, is_control in _split_at(rendered, control_tokens):
             yield text if is_control else _fill(text, contents), is_control
 

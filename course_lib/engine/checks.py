@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
+from course_lib.arrays import NotFiniteError
 from course_lib.errors import CourseError
 
 
@@ -48,8 +50,26 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_blocks(blocks: Sequence[int], count: int) -> np.ndarray:
-    """`blocks` ascending without repeats, int64; ValueError outside 0 … count - 1."""
-    ids = np.unique(np.asarray(blocks, dtype=np.int64))
-    if ids.size and not 0 <= ids[0] <= ids[-1] < count:
-        raise ValueError(f"force_blocks must be block numbers 0 … {count - 1}, not {list(blocks)}")
-    return ids
+    """`blocks` ascending without repeats, int64; ValueError unless integers 0 … count - 1."""
+    array = np.asarray(blocks)
+    integers = array.ndim == 1 and (not array.size or np.issubdtype(array.dtype, np.integer))
+    if not integers or (array.size and not 0 <= array.min() <= array.max() < count):
+        raise ValueError(f"force_blocks must be block numbers 0 … {count - 1}, not {blocks!r}")
+    return np.unique(array.astype(np.int64))
+
+
+@contextmanager
+def finite_arithmetic() -> Iterator[None]:
+    """CourseError where the model's numbers become NaN or infinite; no NumPy warning on the way.
+
+    Weights that are finite one by one can still overflow float32 in a sum.
+    """
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield
+    except NotFiniteError as error:
+        what = str(error).partition(";")[0]
+        raise CourseError(
+            f"the model's numbers leave the range of float32 ({what}): copy the checkpoint again "
+            "or choose another one"
+        ) from None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from course_lib.engine.files import read_json_object
+import numpy as np
+
+from course_lib.engine.files import is_there, read_json_object
 from course_lib.errors import CourseError
 
 REMEDY = "copy the whole checkpoint folder again, or choose a dense Qwen3 checkpoint"
@@ -97,7 +98,7 @@ def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
         "hidden_act": raw.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(raw.get("attention_bias")),
         "use_sliding_window": bool(raw.get("use_sliding_window")),
-        "layer_types": set(raw.get("layer_types") or ["full_attention"]) != {"full_attention"},
+        "layer_types": not _all_full_attention(raw.get("layer_types")),
         "quantization_config": raw.get("quantization_config") is not None,
     }
     for key, bad in refused.items():
@@ -106,6 +107,12 @@ def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
                 f"{path}: {key} = {raw[key]!r} is not supported: choose an unquantized Qwen3 "
                 "checkpoint with full attention, no bias and the silu activation"
             )
+
+
+def _all_full_attention(layer_types: Any) -> bool:
+    if layer_types is None:
+        return True
+    return isinstance(layer_types, list) and all(kind == "full_attention" for kind in layer_types)
 
 
 def _rope_theta(raw: dict[str, Any], path: Path) -> float:
@@ -133,7 +140,7 @@ def _eos_token_ids(raw: dict[str, Any], folder: Path) -> tuple[int, ...]:
     path = folder / "config.json"
     value = raw.get("eos_token_id")
     generation = folder / "generation_config.json"
-    if generation.exists():
+    if is_there(generation):
         wanted = read_json_object(generation, remedy=REMEDY).get("eos_token_id")
         if wanted is not None:
             path, value = generation, wanted
@@ -160,8 +167,13 @@ def _positive(raw: dict[str, Any], key: str, path: Path, default: float) -> floa
     value = raw.get(key)
     value = default if value is None else value
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise CourseError(f"{path}: {key} must be a positive number, got {value!r}: {REMEDY}")
+    # The model computes in float32, where 1e-50 is 0 and 1e300 is infinite.
+    least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+    if not number or not least <= value <= most:
+        raise CourseError(
+            f"{path}: {key} must be a positive number in the range of float32 ({least:.0e} … "
+            f"{most:.0e}), got {value!r}: {REMEDY}"
+        )
     return float(value)
 
 

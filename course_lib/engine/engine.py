@@ -85,8 +85,8 @@ class Engine:
         256, 256 where that is 0) or "none". It comes from the softmax that prefill computed.
         prefill_k: None for exact attention, else blocks per head and mini-batch of 256 queries
         (only when the prompt is longer than two blocks). Source: engine rule, design of 10-2.
-        Raises CourseError if the prompt is longer than the context, ValueError for empty or
-        out-of-range ids and for unknown options.
+        Raises CourseError if the prompt is longer than the context or the model's numbers are not
+        finite, ValueError for empty or out-of-range ids and for unknown options.
         """
         check_choice("kv", kv, CACHE_DTYPES)
         check_choice("importance", importance, IMPORTANCE_RULES)

@@ -11,22 +11,54 @@ from course_lib.errors import CourseError
 
 def checkpoint_folder(path: str | Path) -> Path:
     """The checkpoint folder at `path`; CourseError if there is none."""
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        kind = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise CourseError(
-            f"{folder} {kind}: give the folder that holds config.json, model.safetensors and "
-            "tokenizer.json"
-        )
-    return folder
+    try:
+        folder = Path(path).expanduser()
+        if folder.is_dir():
+            return folder
+        problem = "is a file, not a folder" if folder.exists() else "does not exist"
+    except RuntimeError:  # what expanduser raises
+        folder, problem = Path(path), "names the home folder of a user that this machine lacks"
+    except OSError as error:
+        problem = f"cannot be opened ({error.strerror})"
+    raise CourseError(
+        f"{folder} {problem}: give the folder that holds config.json, model.safetensors and "
+        "tokenizer.json"
+    )
+
+
+def is_there(path: Path) -> bool:
+    """Whether something is at `path`; yes where that cannot be seen, so that reading says why."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
+
+
+def require_file(path: Path, *, remedy: str) -> None:
+    """CourseError naming `path` and `remedy` unless a regular file is there.
+
+    Opening anything else can wait for ever (a named pipe) or never end (a device).
+    """
+    try:
+        if path.is_file():
+            return
+        missing = not path.exists()
+    except OSError as error:
+        raise CourseError(f"{path} cannot be read ({error.strerror}): {remedy}") from None
+    problem = "is missing" if missing else "cannot be read (it is not a regular file)"
+    raise CourseError(f"{path} {problem}: {remedy}")
+
+
+def one_line(error: BaseException) -> str:
+    """What `error` says, on one line; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def read_text(path: Path, *, remedy: str) -> str:
     """The UTF-8 text of `path`; CourseError naming the file and `remedy` if it cannot be read."""
+    require_file(path, remedy=remedy)
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise CourseError(f"{path} is missing: {remedy}") from None
     except UnicodeDecodeError:
         raise CourseError(f"{path} is not UTF-8 text: {remedy}") from None
     except OSError as error:
@@ -38,7 +70,7 @@ def read_json_object(path: Path, *, remedy: str) -> dict[str, Any]:
     text = read_text(path, remedy=remedy)
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of 5,000 digits
         raise CourseError(f"{path} is not valid JSON ({error}): {remedy}") from None
     if not isinstance(value, dict):
         raise CourseError(f"{path} holds a JSON {type(value).__name__}, not an object: {remedy}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from course_lib.arrays import NotFiniteError
+
 
 def linear(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """x·weightᵀ: float32 `[..., in]` and `[out, in]` -> `[..., out]`; Qwen3 has no bias."""
@@ -13,9 +15,12 @@ def linear(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 def rms_norm(x: np.ndarray, gain: np.ndarray, eps: float) -> np.ndarray:
     """x / sqrt(mean(x²) + eps) · gain over the last axis.
 
-    x float32 `[..., d]`, gain float32 `[d]` -> float32 `[..., d]`. Source: Zhang and Sennrich 2019.
+    x float32 `[..., d]`, gain float32 `[d]` -> float32 `[..., d]`. Raises NotFiniteError where the
+    mean is not finite: dividing by infinity would make zeros. Source: Zhang and Sennrich 2019.
     """
     mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
+    if not np.isfinite(mean_square).all():
+        raise NotFiniteError("the mean square of a row is not finite; its values are too large.")
     return x / np.sqrt(mean_square + np.float32(eps)) * gain
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from course_lib.arrays import require_finite
+from course_lib.engine.checks import finite_arithmetic
 from course_lib.engine.config import ModelConfig
 from course_lib.engine.layers import linear, rms_norm, rope, rope_tables, silu_mul
 from course_lib.engine.weights import LayerWeights, Weights
@@ -25,8 +27,12 @@ class Model:
         self.config = config
         self.weights = weights
 
+    @finite_arithmetic()
     def hidden(self, ids: Sequence[int], start: int, attend: Attend) -> np.ndarray:
-        """Hidden states `[t, hidden]` after the last layer, for tokens at start … start + t - 1."""
+        """Hidden states `[t, hidden]` after the last layer, for tokens at start … start + t - 1.
+
+        Raises CourseError where a row, a score or a context overflows float32.
+        """
         config = self.config
         positions = np.arange(start, start + len(ids))
         cos, sin = rope_tables(positions, config.head_dim, config.rope_theta)
@@ -41,10 +47,13 @@ class Model:
             x = x + linear(gated, weights.down_proj)
         return x
 
+    @finite_arithmetic()
     def logits(self, hidden: np.ndarray) -> np.ndarray:
-        """Logits `[..., vocab]` of hidden states `[..., hidden]`."""
+        """Logits `[..., vocab]` of hidden states `[..., hidden]`; CourseError if not finite."""
         normed = rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps)
-        return linear(normed, self.weights.output)
+        logits = linear(normed, self.weights.output)
+        require_finite(logits, "logits")
+        return logits
 
     def _project(
         self, weights: LayerWeights, x: np.ndarray, cos: np.ndarray, sin: np.ndarray

@@ -16,8 +16,8 @@ class Session:
     """Made by `Engine.prefill`; every `step` feeds one token and gives the logits after it.
 
     `importance` is float32 `[prompt tokens]`, or None when it was not recorded; generated tokens
-    count as zero. `logits` float32 `[vocab]` belong to the token fed last. `last_step` holds the
-    cost of the last `step`.
+    count as zero. `logits` float32 `[vocab]`, read-only, belong to the token fed last. `last_step`
+    holds the cost of the last `step`.
     """
 
     def __init__(self, model: Model, cache: KVCache, block_size: int):
@@ -30,6 +30,16 @@ class Session:
 
     def __len__(self) -> int:
         return self.cache.length
+
+    @property
+    def logits(self) -> np.ndarray:
+        return self._logits
+
+    @logits.setter
+    def logits(self, values: np.ndarray) -> None:
+        # Read-only: who sorts or masks what `step` returned must not change the next choice.
+        self._logits = values.view()
+        self._logits.flags.writeable = False
 
     def fork(self) -> Session:
         """An independent copy: neither session sees what is fed to the other afterwards."""
@@ -47,15 +57,15 @@ class Session:
         force_blocks: Sequence[int] = (),
         trace: list | None = None,
     ) -> np.ndarray:
-        """Feed `token`; the logits after it, float32 `[vocab]`.
+        """Feed `token`; the logits after it, float32 `[vocab]`, read-only.
 
         decode_k=None reads every row; a number reads that many blocks per layer and query head
         (block-sparse decode, article 10-2), unless the context is two blocks or shorter. Both
         ways run the same kernel, so decode_k >= number of blocks gives the same bits. Blocks in
         `force_blocks` are read in addition to the selected ones. `trace`, a list, gets one entry:
         the Selections as [layer][head] (no heads where nothing was selected). Raises CourseError
-        when the context is full, ValueError for a bad token, decode_k or n_probe; the session is
-        then as before.
+        when the context is full or the model's numbers are not finite, ValueError for a bad token,
+        decode_k, n_probe or force_blocks; the session is then as before, also after an interrupt.
         """
         (token,) = check_ids([token], self.model.config.vocab_size)
         check_count("decode_k", decode_k, optional=True)
@@ -70,13 +80,15 @@ class Session:
             n_probe=n_probe,
             force_blocks=force_blocks,
         )
+        before = self._logits, self.last_step
         try:
             hidden = self.model.hidden([token], n, attend)
+            self.logits = self.model.logits(hidden[-1])
+            self.last_step = attend.stats()
         except BaseException:
             self.cache.truncate(n)
+            self._logits, self.last_step = before
             raise
-        self.logits = self.model.logits(hidden[-1])
-        self.last_step = attend.stats()
         if trace is not None:
             trace.append(attend.selections)
         return self.logits

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import pre_tokenizers
 
 from course_lib.engine.chat import ChatTemplate
-from course_lib.engine.files import read_json_object
+from course_lib.engine.files import one_line, read_json_object
 from course_lib.errors import CourseError
 
 REMEDY = "copy the whole checkpoint folder again"
@@ -49,12 +49,16 @@ class Tokenizer:
                 f"{path}: tokenizer model {kind!r} is not supported: choose a checkpoint with a "
                 "byte-level BPE tokenizer"
             )
+        _refuse_unsupported(definition["model"], path)
+        template = ChatTemplate.from_folder(folder)
         try:
-            tokenizer = cls(definition, ChatTemplate.from_folder(folder))
-        except CourseError:
+            tokenizer = cls(definition, template)
+        except (KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:  # the tokenizers package raises bare Exception
-            raise CourseError(f"{path} is not a usable tokenizer ({error}): {REMEDY}") from None
+        except BaseException as error:  # tokenizers: bare Exception, and a panic, which is none
+            raise CourseError(
+                f"{path} is not a usable tokenizer ({one_line(error)}): {REMEDY}"
+            ) from None
         for token in definition.get("added_tokens") or []:
             if tokenizer.control_tokens.get(token["content"]) != token["id"]:
                 raise CourseError(
@@ -113,8 +117,8 @@ class Tokenizer:
         messages: dicts with "role" ("system", "user", "assistant" or "tool") and "content" (str).
         add_generation_prompt opens the assistant's answer. Control tokens come from the template
         alone: a content that spells one is encoded as the letters it is made of. Raises
-        CourseError if the checkpoint has no chat template, ValueError for malformed messages or
-        if the template refuses them.
+        CourseError if the checkpoint has no chat template or one that cannot render these
+        messages, ValueError for malformed messages.
         """
         if self.chat_template is None:
             raise CourseError(
@@ -127,6 +131,16 @@ class Tokenizer:
         ):
             ids += [self._control_ids[text]] if is_control else self.encode(text, False)
         return ids
+
+
+def _refuse_unsupported(model: Any, path: Path) -> None:
+    """CourseError for settings of a BPE model with which text would not come back as it was."""
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if isinstance(model, dict) and model.get(key):
+            raise CourseError(
+                f"{path}: {key} = {model[key]!r} is not supported: set it to null, or choose a "
+                "checkpoint with a byte-level BPE tokenizer"
+            )
 
 
 def _without_added_tokens(definition: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from course_lib.engine.config import ModelConfig
+from course_lib.engine.files import is_there, require_file
 from course_lib.errors import CourseError
 
 REMEDY = "copy the file again from where the checkpoint came from"
@@ -90,8 +91,13 @@ def load_weights(folder: Path, config: ModelConfig) -> Weights:
     infinite. A tied checkpoint may repeat the embedding as `lm_head.weight`.
     """
     path = folder / "model.safetensors"
-    expected = expected_tensors(config)
     stored = _stored_tensors(path)
+    if config.num_hidden_layers > len(stored):  # before a list of millions of names is made
+        raise CourseError(
+            f"{path} holds {len(stored)} tensors, too few for the {config.num_hidden_layers} "
+            "layers of config.json: use the config.json and model.safetensors of one checkpoint"
+        )
+    expected = expected_tensors(config)
     repeated = config.tie_word_embeddings and OUTPUT in stored
     if repeated:
         expected = {**expected, OUTPUT: expected[EMBEDDING]}
@@ -126,14 +132,13 @@ def load_weights(folder: Path, config: ModelConfig) -> Weights:
 
 def _stored_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Tensor name -> (stored type, shape); the safetensors package checks the file's layout."""
-    if not path.is_file():
-        index = path.with_name(path.name + ".index.json")
-        if index.is_file():
-            raise CourseError(
-                f"{path} is missing and {index.name} says that the checkpoint is split into "
-                "several files: choose a checkpoint with one model.safetensors, or save it as one"
-            )
-        raise CourseError(f"{path} is missing: {REMEDY}")
+    index = path.with_name(path.name + ".index.json")
+    if not is_there(path) and is_there(index):
+        raise CourseError(
+            f"{path} is missing and {index.name} says that the checkpoint is split into "
+            "several files: choose a checkpoint with one model.safetensors, or save it as one"
+        )
+    require_file(path, remedy=REMEDY)
     try:
         with safe_open(str(path), framework="np") as file:
             return {

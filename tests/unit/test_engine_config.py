@@ -1,6 +1,10 @@
 """config.json: what is read, what is refused, and that each refusal names file and remedy."""
 
+import errno
 import json
+import os
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 import pytest
 
@@ -80,6 +84,10 @@ def test_generation_config_names_the_end_tokens(tmp_path, generation, eos):
         ({"attention_bias": True}, ["attention_bias"]),
         ({"use_sliding_window": True}, ["use_sliding_window"]),
         ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types"]),
+        ({"layer_types": 5}, ["layer_types = 5"]),
+        ({"layer_types": [[1]]}, ["layer_types = [[1]]"]),
+        ({"layer_types": [{}]}, ["layer_types = [{}]"]),
+        ({"layer_types": "full_attention"}, ["layer_types"]),
         ({"quantization_config": {"bits": 4}}, ["quantization_config"]),
         ({"hidden_size": "24"}, ["hidden_size", "'24'"]),
         ({"hidden_size": 0}, ["hidden_size", "0"]),
@@ -90,6 +98,15 @@ def test_generation_config_names_the_end_tokens(tmp_path, generation, eos):
         ({"rms_norm_eps": 0}, ["rms_norm_eps"]),
         ({"rope_theta": "1e6"}, ["rope_theta"]),
         ({"rope_theta": float("inf")}, ["rope_theta"]),
+        ({"rope_theta": float("nan")}, ["rope_theta"]),
+        ({"rope_theta": True}, ["rope_theta"]),
+        ({"rope_theta": 10**400}, ["rope_theta", "range of float32"]),
+        ({"rope_theta": 1e300}, ["rope_theta", "range of float32", "1e+300"]),
+        ({"rope_theta": 1e-50}, ["rope_theta", "range of float32"]),
+        ({"rope_parameters": {"rope_theta": 1e39}}, ["rope_theta", "1e+39"]),
+        ({"rms_norm_eps": 10**400}, ["rms_norm_eps", "range of float32"]),
+        ({"rms_norm_eps": 1e300}, ["rms_norm_eps", "range of float32"]),
+        ({"rms_norm_eps": 1e-50}, ["rms_norm_eps", "1e-50"]),
         ({"tie_word_embeddings": "yes"}, ["tie_word_embeddings"]),
         ({"eos_token_id": "x"}, ["eos_token_id"]),
         ({"eos_token_id": [1, True]}, ["eos_token_id"]),
@@ -116,6 +133,7 @@ def test_absent_and_broken_config_files(tmp_path):
         ("{", "not valid JSON"),
         ("[]", "JSON list, not an object"),
         ("[" * 100_000, "not valid JSON"),
+        ('{"model_type": "qwen3", "vocab_size": ' + "9" * 5000 + "}", "config.json"),
     ]:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(CourseError, match=words):
@@ -129,3 +147,54 @@ def test_absent_and_broken_config_files(tmp_path):
     (tmp_path / "config.json").mkdir()
     with pytest.raises(CourseError, match="config.json cannot be read"):
         Engine.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+     "chat_template.jinja"],
+)
+def test_a_named_pipe_is_not_waited_for(tmp_path, name):
+    write_checkpoint(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CourseError, match=f"{name} cannot be read .it is not a regular file"):
+        Engine.load(tmp_path)
+
+
+def test_the_home_folder_of_nobody(tmp_path):
+    with pytest.raises(CourseError, match="^~no-such-user/x names the home folder.*give the"):
+        Engine.load("~no-such-user/x")
+
+
+@pytest.mark.parametrize("name", ["", "config.json", "generation_config.json", "tokenizer.json",
+                                  "chat_template.jinja", "model.safetensors"])
+def test_what_may_not_be_looked_at_is_named(tmp_path, monkeypatch, name):
+    write_checkpoint(tmp_path)
+    real = Path.stat
+
+    def stat(self, **options):
+        if self == tmp_path / name:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(self, **options)
+
+    for method in ("exists", "is_file", "is_dir"):  # newer Pythons do not call Path.stat in them
+        monkeypatch.setattr(Path, method, by_stat(method))
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(CourseError) as error:
+        Engine.load(tmp_path)
+    assert f"{tmp_path / name} cannot be " in str(error.value)
+    assert "(Permission denied): " in str(error.value)
+
+
+def by_stat(method):
+    """Path.exists, is_file or is_dir as Python 3.10 has them: a refusal is an error."""
+    kind = {"exists": lambda mode: True, "is_file": S_ISREG, "is_dir": S_ISDIR}[method]
+
+    def answer(self):
+        try:
+            return kind(self.stat().st_mode)
+        except FileNotFoundError:
+            return False
+
+    return answer

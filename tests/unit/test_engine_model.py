@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib import attention
+from course_lib.arrays import NotFiniteError
 from course_lib.engine import Engine, ModelConfig, layers
 from course_lib.engine.model import Model
 from course_lib.engine.prefill import run_prompt
@@ -184,6 +185,15 @@ def test_rms_norm(values, eps):
     got = layers.rms_norm(x, gain, eps)
     # One rounding each of square, sum (up to 16 terms), divide, sqrt, divide, multiply.
     np.testing.assert_allclose(got, exact, rtol=24 * 2**-24, atol=1e-30)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("value", [3e38, -1e20, np.inf, np.nan])
+def test_rms_norm_of_values_too_large_is_an_error_not_zeros(value):
+    x = np.ones((2, 3, 4), np.float32)
+    x[1, 2, 3] = value
+    with pytest.raises(NotFiniteError, match="mean square"):
+        layers.rms_norm(x, np.ones(4, np.float32), 1e-6)
 
 
 @given(st.lists(finite, min_size=1, max_size=20))

@@ -180,6 +180,10 @@ def test_forced_blocks_are_read_as_well(engine):
     assert plain.last_step.blocks_read == 2 < one.last_step.blocks_read <= 3
     with pytest.raises(ValueError, match="force_blocks must be block numbers 0 … 6, not \\[7\\]"):
         session.step(9, decode_k=1, force_blocks=[7])
+    for bad in ([-1], [1.5], [1.0], ["1"], [True], [[1]], [2**70], 3, None):
+        with pytest.raises(ValueError, match="force_blocks must be block numbers"):
+            session.step(9, decode_k=1, force_blocks=bad)
+    assert len(session) == 200
 
 
 # Forks
@@ -195,7 +199,7 @@ def test_fork_shares_nothing_that_changes(engine, kv):
     )
     fork = session.fork()
     assert fork.logits.tobytes() == session.logits.tobytes()
-    fork.logits += 1
+    fork.logits = fork.logits + 1
     first = [fork.step(t).copy() for t in (5, 6, 7)]
     fork.importance += 1
     assert len(session) == 64
@@ -209,6 +213,34 @@ def test_fork_shares_nothing_that_changes(engine, kv):
     again = engine.prefill(random_ids(64), kv=kv)
     assert [again.step(t).tobytes() for t in (5, 6, 7)] == [x.tobytes() for x in first]
     assert fork.model is session.model
+
+
+@pytest.mark.parametrize("kv", ["f32", "q8"])
+def test_forks_that_go_different_ways_share_no_spare_memory(engine, kv):
+    """Both write their next rows where the block of 32 has room for them."""
+    session = engine.prefill(random_ids(40), kv=kv)
+    fork = session.fork()
+    alone = [session.fork(), session.fork()]
+    for token, other in ((5, 50), (6, 51), (7, 52)):
+        session.step(token)
+        fork.step(other)
+    for arm, tokens, got in ((alone[0], (5, 6, 7), session), (alone[1], (50, 51, 52), fork)):
+        for token in tokens:
+            arm.step(token)
+        assert got.logits.tobytes() == arm.logits.tobytes()
+        for layer in range(LAYERS):
+            for a, b in zip(got.cache.rows(layer), arm.cache.rows(layer), strict=True):
+                assert (a is None and b is None) or a.tobytes() == b.tobytes()
+
+
+def test_logits_are_read_only(engine):
+    session = engine.prefill(random_ids(40))
+    for logits in (session.logits, session.step(5), session.fork().logits):
+        with pytest.raises(ValueError, match="read-only"):
+            logits[0] = 1e9
+    own = np.zeros(300, np.float32)
+    session.logits = own
+    own[7] = 1  # the caller's array stays the caller's
 
 
 # q8
@@ -560,4 +592,26 @@ def test_a_step_that_fails_half_way_leaves_the_session_as_it_was(engine, monkeyp
         with pytest.raises(error):
             session.step(9)
     assert [session.cache.layer_length(layer) for layer in range(LAYERS)] == [50, 50]
+    assert session.step(9).tobytes() == expected
+
+
+@pytest.mark.parametrize("place", ["model.Model.logits", "decode.DecodeAttention.stats"])
+def test_a_step_interrupted_after_its_last_layer_leaves_the_session_as_it_was(
+    engine, monkeypatch, place
+):
+    session = engine.prefill(random_ids(50))
+    session.step(8)
+    before = session.logits.tobytes(), session.last_step
+    expected = session.fork().step(9).tobytes()
+    trace = []
+
+    def interrupt(self, *arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"course_lib.engine.{place}", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.step(9, trace=trace)
+    assert [session.cache.layer_length(layer) for layer in range(LAYERS)] == [51, 51]
+    assert (session.logits.tobytes(), session.last_step) == before and not trace
     assert session.step(9).tobytes() == expected

@@ -1,5 +1,6 @@
 """Tokenizer and chat template: exact inverse, no token of its own, no forged control tokens."""
 
+import itertools
 import json
 
 import pytest
@@ -223,24 +224,45 @@ def test_template_environment_is_that_of_transformers_and_a_sandbox():
     def render(source, **tokens):
         template = ChatTemplate(source, tokens)
         return "".join(
-            text for text, _ in template.pieces([{"role": "user", "content": "A"}], [], True)
+            text for text, _ in template.pieces([{"role": "user", "content": ""}], [], True)
         )
 
     assert render("{% if true %}\n  x\n    {% endif %}\ny") == "  x\ny"  # trim and lstrip blocks
     assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
     assert render("{{ eos_token }}", eos_token="E") == "E"
     assert render("{% for i in [1, 2] %}{{ i }}{% break %}{% endfor %}") == "1"
-    with pytest.raises(ValueError, match="refuses these messages: no system"):
-        render("{{ raise_exception('no system') }}")
+    with pytest.raises(CourseError, match=r"refuses these messages \(no system\)"):
+        render("{{ raise_exception('no\\nsystem') }}")
     for attack in (
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
         "{{ range(10**9) | list }}",
         "{{ 1 // 0 }}",
         "{{ nothing.at_all }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ ''.encode('no such code') }}",
+        "{{ '%d' % none }}",
     ):
-        with pytest.raises(ValueError, match="refuses these messages"):
+        with pytest.raises(CourseError, match="refuses these messages"):
             render(attack)
+
+
+def test_the_longest_control_token_wins():
+    template = ChatTemplate("<a><a>b<a>bc")
+    for tokens in itertools.permutations(["<a>", "<a>b", "<a>bc"]):
+        pieces = template.pieces([{"role": "user", "content": ""}], tokens, False)
+        assert list(pieces) == [("<a>", True), ("<a>b", True), ("<a>bc", True)]
+
+
+@pytest.mark.parametrize(
+    "expression", ["m.content | urlencode", "m.content | length", "''", "m.content | tojson | e | "
+                   "urlencode", "m.content if loop.first"]
+)
+def test_a_template_that_rewrites_or_drops_a_content_is_refused(expression):
+    template = ChatTemplate("{% for m in messages %}{{ " + expression + " }}{% endfor %}")
+    messages = [{"role": "user", "content": ""}, {"role": "user", "content": "ramen & rice"}]
+    with pytest.raises(CourseError, match=r"leaves out the content of messages\[1\]: choose"):
+        list(template.pieces(messages, [], False))
 
 
 def test_template_files_and_their_precedence(tmp_path):
@@ -253,18 +275,30 @@ def test_template_files_and_their_precedence(tmp_path):
         return tokenizer.decode(tokenizer.apply_chat_template(message, False))
 
     assert rendered() == "<|im_start|>user\nx<|im_end|>\n"
-    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    named = [
+        {"name": "tool_use", "template": "no"},
+        {"name": "default", "template": "yes{{ messages[0].content }}"},
+    ]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert rendered() == "yes"
+    assert rendered() == "yesx"
     (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}")
     settings["eos_token"] = {"content": "<|im_end|>", "special": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = Tokenizer.from_folder(tmp_path)
-    assert tokenizer.apply_chat_template(message) == [STOP]
-    (tmp_path / "chat_template.jinja").write_text("{% for %}")
-    with pytest.raises(CourseError, match="chat_template.jinja: the chat template is not valid"):
-        Tokenizer.from_folder(tmp_path)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": ""}]) == [STOP]
+    deep = "{{ " + "(" * 5000 + ")" * 5000 + " }}"
+    for source in ("{% for %}", "{% break %}", deep):
+        (tmp_path / "chat_template.jinja").write_text(source)
+        with pytest.raises(CourseError, match="chat_template.jinja: the chat template is not val"):
+            Tokenizer.from_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+    with pytest.raises(CourseError, match="chat_template.jinja: the chat template refuses"):
+        Tokenizer.from_folder(tmp_path).apply_chat_template(message)
     (tmp_path / "chat_template.jinja").unlink()
+    for source in ("{% break %}", 5, {"a": 1}, ["x"], [{"name": "default"}]):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+        with pytest.raises(CourseError, match="tokenizer_config.json: the chat template is not"):
+            Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     tokenizer = Tokenizer.from_folder(tmp_path)
     with pytest.raises(CourseError, match="no chat template"):
@@ -280,6 +314,10 @@ def test_unusable_tokenizer_files(tmp_path):
         ({"model": {"type": "WordPiece"}}, "'WordPiece' is not supported"),
         ({"model": {"type": "BPE"}}, "not a usable tokenizer"),
         ({"model": ["BPE"]}, "is not supported"),
+        ({"model": {**definition["model"], "dropout": 0.5}}, "dropout = 0.5 is not supported"),
+        ({"model": {**definition["model"], "continuing_subword_prefix": "##"}},
+         "continuing_subword_prefix = '##' is not supported"),
+        ({"model": {**definition["model"], "end_of_word_suffix": "</w>"}}, "end_of_word_suffix"),
         ({"decoder": {"type": "Nonsense"}}, "not a usable tokenizer"),
         ({"added_tokens": [{"id": 1}]}, "not a usable tokenizer"),
     ]:

@@ -1,6 +1,7 @@
 """model.safetensors: every stored type gives the same model; every damage is named."""
 
 import json
+import os
 import struct
 
 import numpy as np
@@ -12,6 +13,9 @@ from course_lib.errors import CourseError
 from tests.tiny_checkpoint import BASE_CONFIG, random_tensors, write_checkpoint
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+V_PROJ = "model.layers.0.self_attn.v_proj.weight"
+Q_NORM = "model.layers.1.self_attn.q_norm.weight"
+K_NORM = "model.layers.1.self_attn.k_norm.weight"
 
 
 def write_raw(path, tensors):
@@ -174,5 +178,55 @@ def test_files_of_two_checkpoints_are_told_apart(tmp_path):
 def test_header_without_tensors(tmp_path):
     write_checkpoint(tmp_path)
     save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(CourseError, match="holds 0 tensors, too few for the 2 layers"):
+        Engine.load(tmp_path)
+    save_file({"a": np.zeros(1, np.float32), "b": np.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(CourseError, match="lacks tensor model.embed_tokens.weight and 23 more"):
         Engine.load(tmp_path)
+
+
+def test_millions_of_layers_are_refused_before_their_names_are_made(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, random_tensors(BASE_CONFIG), num_hidden_layers=10_000_000)
+    monkeypatch.setattr("course_lib.engine.weights.expected_tensors", None)
+    with pytest.raises(CourseError, match="24 tensors, too few for the 10000000 layers"):
+        Engine.load(tmp_path)
+
+
+def test_weights_that_are_no_regular_file(tmp_path):
+    write_checkpoint(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CourseError, match="safetensors cannot be read .it is not a regular file"):
+        Engine.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", Q_PROJ, "model.norm.weight", V_PROJ, Q_NORM, K_NORM]
+)
+def test_finite_weights_that_overflow_are_an_error_without_a_warning(
+    tmp_path, tensors, name, recwarn
+):
+    tensors[name] = np.full_like(tensors[name], 3e38)
+    tensors[name].flat[::2] = -3e38
+    if name == K_NORM:  # rows stay finite here: it is the scores that overflow
+        tensors[name] /= 1e10
+        tensors[Q_NORM.replace("q_norm", "k_norm")] = tensors[name]
+        tensors[Q_NORM] = tensors[name]
+    write_checkpoint(tmp_path, tensors)
+    engine = Engine.load(tmp_path)
+    for call in (engine.prefill, engine.forward, lambda ids: engine.generate(ids, 2)):
+        with pytest.raises(CourseError, match="leave the range of float32 .*(not finite|NaN)"):
+            call([5, 90, 17])
+    assert not recwarn.list
+
+
+def test_a_step_that_overflows_leaves_the_session_as_it_was(tmp_path, tensors):
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    tensors["model.embed_tokens.weight"][77] = 3e38
+    write_checkpoint(tmp_path, tensors, tie_word_embeddings=False)
+    session = Engine.load(tmp_path).prefill([5, 90])
+    before = session.logits.tobytes()
+    with pytest.raises(CourseError, match="leave the range of float32"):
+        session.step(77)
+    assert len(session) == 2 and session.logits.tobytes() == before
