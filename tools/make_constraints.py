@@ -3,6 +3,7 @@
 environment, newest versions allowed, and record what came. Run it with the Python minor that CI
 uses; run `./course test` before committing the result."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from course_lib.launcher.environment import requirements  # noqa: E402
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)

@@ -11,6 +11,7 @@ again after the shipped model was trained anew.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -21,6 +22,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from course_lib.launcher.extras import need  # noqa: E402
+
+if __name__ == "__main__":  # before what needs the extra
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    need("oracle", "torch", "transformers")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

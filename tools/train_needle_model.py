@@ -21,6 +21,24 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
+from course_lib.launcher.extras import need  # noqa: E402
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("data/models/needle-qwen3"))
+    parser.add_argument("--work", type=Path, default=Path("build/needle-training"))
+    parser.add_argument("--threads", type=int, default=1, help="two are slower on a busy machine")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16",
+                        help="of matrix products; the shipped model used bfloat16")
+    parser.add_argument("--evaluate-every", type=int, default=50, metavar="STEPS")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":  # before what needs the extra
+    arguments = parse_arguments()
+    need("train", "torch")
+
 import torch  # noqa: E402
 from needle_model.batches import make_batch  # noqa: E402
 from needle_model.documents import DocumentWriter  # noqa: E402
@@ -238,15 +256,7 @@ def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("data/models/needle-qwen3"))
-    parser.add_argument("--work", type=Path, default=Path("build/needle-training"))
-    parser.add_argument("--threads", type=int, default=1, help="two are slower on a busy machine")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16",
-                        help="of matrix products; the shipped model used bfloat16")
-    parser.add_argument("--evaluate-every", type=int, default=50, metavar="STEPS")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads)
     for signum in (signal.SIGINT, signal.SIGTERM):  # a background shell leaves SIGINT ignored
         signal.signal(signum, _interrupt)
@@ -279,4 +289,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(arguments))

@@ -8,6 +8,7 @@ The card is written whole; in the README only the table between its two markers 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from course_lib.errors import CourseError  # noqa: E402
 from course_lib.lab.runs import load_run  # noqa: E402
 from course_lib.paths import MODELS  # noqa: E402
 
@@ -166,8 +168,14 @@ def write(path: Path, text: str) -> None:
 
 
 def main() -> int:
-    write(MODEL / "README.md", card())
-    write(README, readme())
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    try:
+        texts = {MODEL / "README.md": card(), README: readme()}
+    except CourseError as error:
+        print(f"write_results: {error}", file=sys.stderr)
+        return 2
+    for path, text in texts.items():
+        write(path, text)
     return 0
 
 
