@@ -1,10 +1,8 @@
-"""Write the sealed truths of source-reading exercises from ``tests/grading/dayNN.py``.
-
-Usage: python tools/seal_readings.py [DAY ...]   (default: every day)
-"""
+"""Write the sealed truths of source-reading exercises from ``tests/grading/dayNN.py``."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import runpy
 import sys
@@ -16,15 +14,29 @@ sys.path.insert(0, str(ROOT))
 from course_lib.classroom.sealed import seal_day, sealed_path  # noqa: E402
 from course_lib.errors import CourseError  # noqa: E402
 
+EXAMPLE = ROOT / "tests" / "fixtures" / "example_day"
 
-def main(days: list[str]) -> int:
-    names = {f"day{int(day):02d}" for day in days}
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("days", nargs="*", type=int, metavar="DAY",
+                        help="default: every day, and the example day 99")
+    days = parser.parse_args().days
+    sources = {int(path.stem[3:]): path for folder in (ROOT / "tests", EXAMPLE)
+               for path in sorted((folder / "grading").glob("day[0-9][0-9].py"))}
+    for day in days:
+        if day not in sources:
+            print(f"seal_readings: no tests/grading/day{day:02d}.py; days there are: "
+                  + ", ".join(map(str, sources)), file=sys.stderr)
+            return 2
     try:
-        for source in sorted((ROOT / "tests" / "grading").glob("day[0-9][0-9].py")):
-            if names and source.stem not in names:
-                continue
+        for day in days or sources:
+            source = sources[day]
             text = seal_day(runpy.run_path(str(source))["READINGS"])
-            path = sealed_path(int(source.stem[3:]))
+            if source.is_relative_to(EXAMPLE):
+                path = EXAMPLE / "exercises" / "sealed" / f"{source.stem}.json"
+            else:
+                path = sealed_path(day)
             path.parent.mkdir(exist_ok=True)
             if path.exists() and path.read_text(encoding="utf-8") == text:
                 print(f"{source.stem}: unchanged")
@@ -40,4 +52,4 @@ def main(days: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

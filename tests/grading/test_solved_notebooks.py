@@ -5,6 +5,7 @@ On the NumPy backend, where a lesson must fit the memory of a board too.
 
 from __future__ import annotations
 
+import nbformat
 import pytest
 from loading import DayProof, days_with_exercises, load_day
 from proofs import as_written
@@ -35,8 +36,10 @@ def solve(proof: DayProof):
     return notebook
 
 
-def check_solved(proof: DayProof) -> None:
+def check_solved(proof: DayProof, before: str = "pass") -> None:
+    """Run the solved notebook, after a cell of its own, and demand that every check is right."""
     notebook = solve(proof)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(before))
     run = execute(notebook)
     lines = {
         cell.metadata.course["id"]: "".join(output.get("text", "") for output in cell.outputs)
@@ -57,9 +60,11 @@ def test_solved_example(monkeypatch, tmp_path):
         exercises, "__path__", [*exercises.__path__, str(EXAMPLE / "exercises")]
     )
     proof = load_day(find_days([99], EXAMPLE)[0], EXAMPLE)
-    check_solved(proof)
+    register = ("import course_lib.classroom.exercises as exercises\n"
+                f"exercises.__path__.append({str(EXAMPLE / 'exercises')!r})")
+    check_solved(proof, register)
     wrong = tmp_path / "wrong.py"
     wrong.write_text("def best_blocks(scores, k):\n    return [1]\n")
     proof.solutions.__file__ = str(wrong)
     with pytest.raises(AssertionError, match="d99.a1"):
-        check_solved(proof)
+        check_solved(proof, register)

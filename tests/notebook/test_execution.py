@@ -18,6 +18,7 @@ from course_lib.classroom.source import find_days
 from course_lib.errors import CourseError
 from course_lib.paths import ROOT
 
+EXAMPLE = ROOT / "tests" / "fixtures" / "example_day"
 IGNORED = "nbval-ignore-output"
 
 
@@ -28,8 +29,13 @@ def write_day(folder, body):
 
 
 def test_a_rebuild_changes_no_byte_and_stores_what_ran(tmp_path):
-    shutil.copytree(ROOT / "tests" / "fixtures" / "example_day", tmp_path / "notebooks")
+    shutil.copytree(EXAMPLE, tmp_path / "notebooks")
     example = find_days([99], tmp_path / "notebooks")[0]
+    text = example.source.read_text(encoding="utf-8")
+    register = ("import course_lib.classroom.exercises as exercises\n"
+                f"exercises.__path__.append({str(EXAMPLE / 'exercises')!r})\n")
+    example.source.write_text(text.replace("import numpy", f"{register}import numpy", 1),
+                              encoding="utf-8")
     first = build_day(example)
     stored = example.notebook.read_bytes()
     assert first.changed and drift(example) is None

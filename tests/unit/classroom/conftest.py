@@ -21,6 +21,7 @@ def example(tmp_path, monkeypatch) -> Day:
     )
     folder = tmp_path / "notebooks"
     shutil.copytree(EXAMPLE, folder)
+    (tmp_path / "course_lib").symlink_to(ROOT / "course_lib")  # its links lead there
     return find_days([99], folder)[0]
 
 

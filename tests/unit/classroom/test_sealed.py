@@ -154,22 +154,23 @@ def test_the_seal_depends_on_item_and_part():
 
 
 def test_report_of_a_reading(example):
-    path = "tests/fixtures/example_day/scores.py"
-    blank = {"ties": "", "half_of_1": None}
+    path = "course_lib/engine/generate.py"
+    line, _ = Lines(path, "np.argmax(logits)", symbol="greedy").find()
+    blank = {"ties": "", "winner": None}
     assert report("d99.b1", blank)[0] == "[ ] d99.b1 not attempted"
     assert report("d99.b1", {})[0] == "[ ] d99.b1 not attempted"
-    right = {"ties": f"{path}:5-6", "half_of_1": 1}
+    right = {"ties": f"{path}:{line - 1}-{line}", "winner": 1}
     assert report("d99.b1", right) == ("[ok] d99.b1 2/2 public checks", True)
-    half = report("d99.b1", {**right, "half_of_1": 0})
-    assert half == ("[x] d99.b1 1/2: half_of_1 — not this value", False)
+    half = report("d99.b1", {**right, "winner": 0})
+    assert half == ("[x] d99.b1 1/2: winner — not this value", False)
     part = report("d99.b1", {**right, "ties": ""})
     assert part == ("[x] d99.b1 1/2: ties — still empty", False)
-    one = report("d99.b1", {"half_of_1": 1})
+    one = report("d99.b1", {"winner": 1})
     assert one == ("[x] d99.b1 1/2: missing parts: ties", False)
-    named = report("d99.b1", {"tie": "", 3: 1, "half_of_1": 1})
+    named = report("d99.b1", {"tie": "", 3: 1, "winner": 1})
     assert named == ("[x] d99.b1 1/2: unknown parts: tie, (int); missing parts: ties", False)
     other = report("d99.b1", {"x": 1})
-    assert other == ("[x] d99.b1 0/2: unknown parts: x; missing parts: ties, half_of_1", False)
+    assert other == ("[x] d99.b1 0/2: unknown parts: x; missing parts: ties, winner", False)
     assert report("d99.b1", {**right, "note": "mine"})[1]
     assert report("d99.b1", 5)[0] == "[x] d99.b1 0/2: give the dict of parts"
 
@@ -177,7 +178,7 @@ def test_report_of_a_reading(example):
 def test_reading_without_a_sealed_file(example, monkeypatch, tmp_path):
     monkeypatch.setattr(sealed, "sealed_path", lambda day: tmp_path / "none.json")
     with pytest.raises(CourseError, match="seal_readings"):
-        report("d99.b1", {"ties": "x", "half_of_1": 1})
+        report("d99.b1", {"ties": "x", "winner": 1})
 
 
 ANSWER = "<!-- ANSWER d42.b1 -->\nAnswer: it is\nthere\n\nEvidence: `code.py:3-4`, code.py:9\n"
