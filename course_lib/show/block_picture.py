@@ -18,7 +18,7 @@ from course_lib.show.text import drawable, percent
 _READ = Meaning("", "#4a4a4a", INK, "", "read")
 _LOST = Meaning("", PAPER, INK, "", "not read")
 # Bottom and height of tiles, attention, probe, importance, as shares of the figure.
-_STRIPS = ((0.765, 0.075), (0.545, 0.125), (0.35, 0.125), (0.155, 0.125))
+_STRIPS = ((0.77, 0.07), (0.535, 0.12), (0.345, 0.12), (0.155, 0.12))
 _SAYS_CHARACTERS = 84  # of a generated text that fit on one line
 
 
@@ -26,7 +26,7 @@ class BlockPicture:
     """Strips whose artists are moved by `draw(result)`."""
 
     def __init__(self) -> None:
-        self.figure = new_figure(6.6)
+        self.figure = new_figure(5.6)
         axes = [self.figure.add_axes((0.075, bottom, 0.91, height))
                 for bottom, height in _STRIPS]
         # parse_math=False: a model may well say "$".

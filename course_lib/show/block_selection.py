@@ -61,8 +61,8 @@ class BlockSelectionExplorer(Explorer):
         config = self.engine.config
         super().__init__({
             "prompt": choose,
-            "step": steps("step", self._step_names(study), step,
-                          "which token of the answer is being made"),
+            "step": dropdown("step", self._step_names(study), step,
+                             "which token of the answer is being made"),
             "layer": number("layer", config.num_hidden_layers - 1, layer, "layer of the model"),
             "head": number("query head", config.num_attention_heads - 1, head,
                            "every query head selects its own blocks"),
