@@ -13,9 +13,11 @@ After today you can
 
 About 80 minutes with the six exercises. The notebook itself runs in a few seconds, offline.
 
-Every number below carries one of four labels: **quoted** (printed by a source, which we name),
-**this machine** (measured in the cell), **derived** (computed from other numbers),
-**recorded** (a long run, stored with the command that makes it).
+Numbers about sizes, errors and published claims carry one of four labels: **quoted** (printed by a
+source, which we name), **this machine** (measured in the cell), **derived** (computed from other
+numbers), **recorded** (a long run, stored with the command that makes it). A printed number without a
+label is a toy, a count or a check from the cell above it. Words that you miss are in the
+[glossary](../docs/glossary.md).
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -102,8 +104,9 @@ print("every choice was clear by more than the logits moved:",
 
 # %% [markdown]
 r"""
-The text is the same, token for token, although the numbers behind it are not. q8 moved every logit
-a little; no choice was close enough to flip. That is what people mean by "near-lossless", and it is
+The text is the same, token for token, although the numbers behind it are not. q8 moved the logits
+(a logit is the score of one possible next token) a little; no choice was close enough to flip. That is
+what people mean by "near-lossless", and it is
 a weak statement: it says that *this* model was sure about *this* answer.
 
 Today we look under it. How large is the error, where does it come from, and would we notice if a
@@ -335,8 +338,8 @@ r"""
 
 12 minutes · difficulty 2/3 · 5 points
 
-Read [`course_lib/quant.py`](../course_lib/quant.py) and
-[`course_lib/kvcache.py`](../course_lib/kvcache.py). Why does one head share one scale: why not one
+Open [quant.py](../course_lib/quant.py) and [kvcache.py](../course_lib/kvcache.py), both in
+`course_lib`. Why does one head share one scale: why not one
 scale per value, and why not one for all heads? And why can the code −128 never occur, although int8
 has it?
 
@@ -582,7 +585,7 @@ Follow one number of the query, one of K and one of V from float32 to the output
 become int8, and at which moment: when the row is written, or when it is read? Which step *looks* as
 if it rounded but is exact, and why?
 
-Cite in [`attention.py`](../course_lib/attention.py) and [`kvcache.py`](../course_lib/kvcache.py):
+Open [attention.py](../course_lib/attention.py) and [kvcache.py](../course_lib/kvcache.py) and cite
 `rounds_q`, `rounds_k_and_v`, and `exact_dot`, the integer dot product. Name the rules as
 `course_lib.quant.ROUNDING_RULES` does: `rule_for_q`, `rule_for_kv` (the cache's default). Give
 `query_scales`, how many scales one query head of 128 values has.
@@ -865,7 +868,7 @@ def crest(rows):
 
 
 sample = rng.standard_normal((20_000, config.head_dim), np.float32)
-print(f"N(0, 1), {config.head_dim} values: crest {crest(sample):.2f}")
+print(f"N(0, 1), {config.head_dim} values: crest {crest(sample):.2f}  (this machine)")
 for layer, (_, k, v) in enumerate(seen):
     print(f"layer {layer}:  K", *(f"{crest(rows):.2f}" for rows in k),
           "   V", *(f"{crest(rows):.2f}" for rows in v), "  (one number a KV head, this machine)")
@@ -996,8 +999,8 @@ r"""
 
 15 minutes · difficulty 3/3 · 6 points
 
-Find the quoted numbers in [`quoted.csv`](../data/published/quoted.csv) and how this course computes
-its own ratio in [`experiments.py`](../course_lib/lab/experiments.py). Then write: what exactly do
+Open [quoted.csv](../data/published/quoted.csv) for the quoted numbers, and
+[experiments.py](../course_lib/lab/experiments.py) for how this course computes its own ratio. Then write: what exactly do
 0.994–0.998 refer to, what would each reading of the ratio (q8 over float, float over q8) mean, and
 what is missing before one could say "q8 costs 0.5 %" of another model?
 
