@@ -88,6 +88,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
+            rendered.encode("utf-8")  # refuses what could not be tokenized: a lone surrogate
         except Exception as error:  # a template is a program: it can fail in any way
             raise CourseError(
                 f"{self._name} refuses these messages ({one_line(error)}): change them, or choose "

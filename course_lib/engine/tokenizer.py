@@ -16,6 +16,8 @@ from course_lib.engine.files import one_line, read_json_object
 from course_lib.errors import CourseError
 
 REMEDY = "copy the whole checkpoint folder again"
+# Both cases, several spaces, one to four bytes a character, in Unicode's composed form (NFC).
+PROBE = "Zara's  2nd tästy 拉面\n😀"
 
 
 class Tokenizer:
@@ -70,6 +72,13 @@ class Tokenizer:
                 f"{path}: some of the 256 bytes have no token, so some text would be lost: choose "
                 "a checkpoint with a byte-level BPE tokenizer"
             )
+        for allow_special in (True, False):
+            if tokenizer.decode(tokenizer.encode(PROBE, allow_special)) != PROBE:
+                raise CourseError(
+                    f"{path}: text does not come back from its tokens as it was (look at "
+                    "normalizer, pre_tokenizer and decoder): choose a checkpoint with a "
+                    "byte-level BPE tokenizer"
+                )
         return tokenizer
 
     @property

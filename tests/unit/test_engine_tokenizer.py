@@ -242,6 +242,7 @@ def test_template_environment_is_that_of_transformers_and_a_sandbox():
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{{ ''.encode('no such code') }}",
         "{{ '%d' % none }}",
+        "{{ '\\ud800' }}",
     ):
         with pytest.raises(CourseError, match="refuses these messages"):
             render(attack)
@@ -319,6 +320,10 @@ def test_unusable_tokenizer_files(tmp_path):
          "continuing_subword_prefix = '##' is not supported"),
         ({"model": {**definition["model"], "end_of_word_suffix": "</w>"}}, "end_of_word_suffix"),
         ({"decoder": {"type": "Nonsense"}}, "not a usable tokenizer"),
+        ({"decoder": None}, "does not come back from its tokens"),
+        ({"pre_tokenizer": None}, "does not come back from its tokens"),
+        ({"pre_tokenizer": {**definition["pre_tokenizer"], "add_prefix_space": True}}, "come back"),
+        ({"normalizer": {"type": "Lowercase"}}, "does not come back from its tokens"),
         ({"added_tokens": [{"id": 1}]}, "not a usable tokenizer"),
     ]:
         path.write_text(json.dumps(definition | changes))
@@ -335,3 +340,26 @@ def test_unusable_tokenizer_files(tmp_path):
     path.write_text(json.dumps(definition))
     with pytest.raises(CourseError, match="256 bytes have no token"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_a_panic_of_the_tokenizers_package_is_an_error_and_an_interrupt_is_none(
+    tmp_path, monkeypatch
+):
+    class Panic(BaseException):
+        """Like pyo3's PanicException: no Exception."""
+
+    write_tokenizer(tmp_path)
+    for raised, expected in [(Panic("at\nline 1"), CourseError), (Panic(), CourseError),
+                             (KeyboardInterrupt(), KeyboardInterrupt)]:
+
+        class Broken:
+            @staticmethod
+            def from_str(text, raised=raised):
+                raise raised
+
+        monkeypatch.setattr("course_lib.engine.tokenizer.HFTokenizer", Broken)
+        with pytest.raises(expected) as error:
+            Tokenizer.from_folder(tmp_path)
+        if expected is CourseError:
+            words = "(at line 1)" if raised.args else "(Panic)"
+            assert f"not a usable tokenizer {words}: copy" in str(error.value)
