@@ -13,6 +13,7 @@ import argparse
 import csv
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -283,6 +284,7 @@ def main(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     export(run.network, args.out)
     write_tokenizer(tokenizer, args.out)
+    shutil.copyfile(args.work / "log.csv", args.out / "training_log.csv")
     parameters = sum(p.numel() for p in run.network.parameters())
     print(f"{parameters} parameters, {run.tokens} tokens, {run.seconds:.0f} s → {args.out}")
     return 0
