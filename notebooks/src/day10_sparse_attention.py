@@ -955,8 +955,8 @@ r"""
 A fact matches over several neighbouring keys: the end of the attribute, " is", the value. A probe at every
 fourth key usually hits one of them. (This model was even *trained* to match like that; [its
 card](../data/models/needle-qwen3/README.md) says how. A model that never met probes may need a larger
-$k$.) Here the best keys stand at offsets 29, 30 and 31, **behind the last
-probe, 28**, and the rest of the fact begins the next block. All that the probe reads here are dull keys. The block
+$k$.) Here the best keys of block 31 stand at offsets 29, 30 and 31, **behind the last
+probe, 28**, and the rest of the fact begins the next block. All that the probe reads in this block are dull keys. It
 is left out, its neighbour is taken, and the model answers with pieces of the number.
 
 But block 32 holds all four digits and *is* read. Why is the answer wrong all the same? The token to be written
@@ -984,8 +984,8 @@ for index in (0, 1):
 r"""
 With eight probes both facts are found. With fewer, prompt 0 is lost at 1, 2 and 4. Prompt 1 is lost at 2,
 but recalled at 1 and at 4: at 2 this head reads the needle's block and the answer is wrong, at 1 it does not
-and the answer is right. Two things to take along. One head's rank is not the answer; the other heads choose for
-themselves. And below some number of probes the outcome is luck, **so test on many prompts, not on one**.
+and the answer is right. One head's rank is not the answer: the other heads choose for themselves. And two prompts
+show no trend in the number of probes; **test on many prompts, not on one**.
 
 ### Was importance worth its half?
 
