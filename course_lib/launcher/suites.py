@@ -24,12 +24,18 @@ class Suite:
     full: bool = False
 
 
-def folder(name: str) -> Callable[[], Count]:
-    """Return a suite that runs the tests of one folder."""
+WORKERS = ("-n", str(min(2, os.cpu_count() or 1)))
+"""Two test processes: more would not fit a board's memory beside a browser."""
+
+
+def folder(name: str, *arguments: str) -> Callable[[], Count]:
+    """Return a suite that runs the tests of one folder, with more arguments for pytest."""
 
     def run() -> Count:
         path = TESTS / name
-        return pytest(str(path)) if path.is_dir() else Count(note=f"there is no tests/{name}")
+        if not path.is_dir():
+            return Count(note=f"there is no tests/{name}")
+        return pytest(*arguments, str(path))
 
     return run
 
@@ -66,8 +72,7 @@ def nbval(backend: str | None = None) -> Count:
     if not list(NOTEBOOKS.glob("*.ipynb")):
         return Count(failed=1, note="no notebook is built; run ./course build")
     changes = {"JUPYTER_PREFER_ENV_PATH": "1"} | ({"COURSE_KERNEL": backend} if backend else {})
-    workers = str(min(2, os.cpu_count() or 1))
-    return pytest("--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120", "-n", workers,
+    return pytest("--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120", *WORKERS,
                   "--dist", "loadscope", str(NOTEBOOKS), env=environ(**changes))
 
 
@@ -80,7 +85,7 @@ def pythons() -> Count:
 
 
 SUITES = (
-    Suite("unit", "tests/unit", folder("unit")),
+    Suite("unit", "tests/unit", folder("unit", *WORKERS, "--dist", "loadfile")),
     Suite("property", "tests/property", folder("property")),
     Suite("oracle", "tests/oracle against stored results", folder("oracle")),
     Suite("lint", "ruff, mypy, the rules of a lesson", lint),
