@@ -6,11 +6,13 @@ so that a notebook runs from top to bottom whatever the learner has written.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from course_lib.classroom import exercises, sealed
-from course_lib.classroom.running import is_stub, judge, run_all
+from course_lib.classroom.running import Result, error_text, is_stub, judge, run, run_all
+from course_lib.classroom.values import ForeignValue, type_name
 from course_lib.errors import CourseError
 
 _WIDTH = 160
@@ -23,15 +25,35 @@ def check(item_id: str, answer: Any) -> None:
     `answer` is the function of an A item, or the evidence dict of a B item. The line is one of
     ``[ ] d10.a1 not attempted``, ``[ok] d10.a1 5/5 public checks`` and
     ``[x] d10.a1 3/5: ties — expected [1, 4], got [4, 1]`` (the first case that failed).
-    Nothing that the answer does makes this function raise.
+    Nothing that the answer does makes this function raise. The answer's code runs only inside
+    `run`, which holds its exceptions, so a KeyboardInterrupt that arrives here is the user's and
+    passes; a Ctrl-C while the answer runs prints "interrupted" instead.
     """
+    if not issubclass(type(item_id), str):
+        kind = type_name(type(item_id))
+        _say(f'[x] the exercise id must be a text such as "d10.a1", not {kind}')
+        return
+    item_id = str.__getitem__(item_id, slice(None))  # its own text, not a subclass's
     try:
-        line, passed = report(item_id, answer)
+        item = exercises.find_item(item_id)
+        _latest[item.id] = (answer, False)  # until it is judged
+        line, passed = _report(item, answer)
+        _latest[item.id] = (answer, passed)
     except CourseError as error:
-        line, passed = f"[x] {item_id} {error}", False
-    _latest[str(item_id)] = (answer, passed)
+        line = f"[x] {item_id} {error}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the last resort
+        line = f"[x] {item_id} could not be checked ({type_name(type(error))})"
+    _say(line)
+
+
+def _say(line: str) -> None:
+    """Print one line of limited width; a character that stdout cannot write is escaped."""
     line = " ".join(line.split())
-    print(line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…")
+    line = line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def solved_or(fn: Callable, reference: Callable) -> Callable:
@@ -48,9 +70,13 @@ def report(item_id: str, answer: Any) -> tuple[str, bool]:
 
     Raises CourseError for an unknown id.
     """
-    item = exercises.find_item(item_id)
+    return _report(exercises.find_item(item_id), answer)
+
+
+def _report(item: exercises.Item, answer: Any) -> tuple[str, bool]:
     if isinstance(item, exercises.Reading):
         return _report_reading(item, answer)
+    item_id = item.id
     if not callable(answer):
         return f"[x] {item_id} 0/{len(item.cases())}: give the function itself", False
     cases = item.cases()
@@ -62,25 +88,37 @@ def report(item_id: str, answer: Any) -> tuple[str, bool]:
 
 
 def _report_reading(item: exercises.Reading, answer: Any) -> tuple[str, bool]:
-    if not isinstance(answer, Mapping):
+    if not issubclass(type(answer), dict):
         return f"[x] {item.id} 0/{len(item.parts)}: give the dict of parts", False
-    given = [answer.get(part) for part in item.parts]
-    missing = [part for part in item.parts if part not in answer]
-    unknown = [key if type(key) is str else f"({type(key).__name__})"
-               for key in answer if type(key) is not str or key not in item.parts]
+    # dict's own methods and `run`, as for a function's result: an answer can be any object.
+    pairs = list(dict.items(answer))
+    found = {key: value for key, value in pairs if type(key) is str}
+    given = [run(found.get, (part,)) for part in item.parts]
+    missing = [part for part in item.parts if part not in found]
+    unknown = [key if type(key) is str else f"({type_name(type(key))})"
+               for key, _ in pairs if type(key) is not str or key not in item.parts]
     misnamed = bool(missing and unknown)
-    if not misnamed and all(sealed.is_blank(value) for value in given):
+    if not misnamed and all(r.error is None and sealed.is_blank(r.value) for r in given):
         return f"[ ] {item.id} not attempted", False
     truth = sealed.load(item.id)
     complaints = [
-        sealed.complaint(item.id, part, value, truth[part], item.slack)
-        for part, value in zip(item.parts, given, strict=True)
+        _part_complaint(item, part, result, truth[part])
+        for part, result in zip(item.parts, given, strict=True)
     ]
     if missing:
         parts = f"unknown parts: {', '.join(unknown)}; " if unknown else ""
         parts += f"missing parts: {', '.join(missing)}"
         return f"[x] {item.id} {complaints.count(None)}/{len(complaints)}: {parts}", False
     return _summary(item.id, list(item.parts), complaints)
+
+
+def _part_complaint(item: exercises.Reading, part: str, result: Result,
+                    truth: Mapping[str, Any]) -> str | None:
+    if result.error is ForeignValue:
+        return f"{result.text}; give a place, a number or a word"
+    if result.error is not None:
+        return error_text(result)
+    return sealed.complaint(item.id, part, result.value, truth, item.slack)
 
 
 def _summary(item_id: str, names: list[str], complaints: list[str | None]) -> tuple[str, bool]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from course_lib.classroom.exercises import NOTHING, Case, Exercise
-from course_lib.classroom.values import ForeignValue, difference, plain
+from course_lib.classroom.values import ForeignValue, difference, plain, type_name
 
 
 class TookTooLong(BaseException):
@@ -69,6 +69,10 @@ def run(
 ) -> Result:
     """Call `fn` on deep copies of its arguments and return its plain result; never raises.
 
+    All that may run the answer's own code happens under the limit: the call, the rebuilding of
+    its result and the text of its error. A Ctrl-C meanwhile is a result too: it cannot be told
+    from a KeyboardInterrupt that the answer raises.
+
     Printed text and warnings are swallowed; overflow, division by zero and invalid operations
     of NumPy raise, so they are reported rather than turned into inf or nan.
     """
@@ -81,11 +85,14 @@ def run(
             over="raise", divide="raise", invalid="raise"
         ), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
             warnings.simplefilter("ignore")
-            value = plain(target(*given_args, **given_kwargs))
-        mutated = not _same(before, _snapshot(given_args, given_kwargs))
-        return Result(value=value, mutated=mutated)
-    except BaseException as error:  # noqa: BLE001 - SystemExit and the like too
-        return Result(error=type(error), text=_first_line(error))
+            try:
+                value = plain(target(*given_args, **given_kwargs))
+                mutated = not _same(before, _snapshot(given_args, given_kwargs))
+                return Result(value=value, mutated=mutated)
+            except BaseException as error:  # noqa: BLE001 - SystemExit and the like too
+                return Result(error=type(error), text=_first_line(error))
+    except BaseException as error:  # noqa: BLE001 - an alarm or Ctrl-C at the border
+        return Result(error=type(error))
 
 
 def run_all(item: Exercise, fn: Callable, cases: Sequence[Case]) -> list[Result]:
@@ -93,7 +100,8 @@ def run_all(item: Exercise, fn: Callable, cases: Sequence[Case]) -> list[Result]
     not tried and count as it does."""
     results: list[Result] = []
     for case in cases:
-        if results and results[-1].error in (TookTooLong, KeyboardInterrupt):
+        last = results[-1].error if results else None
+        if last is TookTooLong or last is KeyboardInterrupt:
             results.append(results[-1])
         else:
             results.append(run(fn, case.args, case.kwargs, call=item.call, seconds=item.seconds))
@@ -108,9 +116,9 @@ def judge(case: Case, result: Result, *, mutates: bool = False) -> str | None:
             return f"{wanted}, got a result"
         if issubclass(result.error, case.raises):
             return None
-        return f"{wanted}, got {_error_text(result)}"
+        return f"{wanted}, got {error_text(result)}"
     if result.error is not None:
-        return _error_text(result)
+        return error_text(result)
     if case.accept is not None:
         try:
             complaint = case.accept(result.value)
@@ -143,13 +151,14 @@ def _same(before, after) -> bool:
 
 def _first_line(error: BaseException) -> str:
     try:
-        lines = str(error).strip().splitlines()
+        text = str.strip(str(error))  # str's own methods: __str__ may return a subclass
+        return "".join(str.splitlines(text)[:1])[:100]
     except BaseException:  # noqa: BLE001 - a hostile __str__
         return ""
-    return lines[0][:100] if lines else ""
 
 
-def _error_text(result: Result) -> str:
+def error_text(result: Result) -> str:
+    """Return in a few words what stopped a call that gave no value."""
     error = result.error
     assert error is not None
     if issubclass(error, TookTooLong):
@@ -160,5 +169,5 @@ def _error_text(result: Result) -> str:
         return f"returned {result.text}; return plain numbers, lists or arrays"
     if issubclass(error, NotImplementedError):
         return "not implemented for this case"
-    name = error.__name__
+    name = type_name(error)
     return f"{name}: {result.text}" if result.text else name

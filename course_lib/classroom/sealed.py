@@ -23,7 +23,7 @@ from course_lib.classroom import exercises
 from course_lib.errors import CourseError
 from course_lib.paths import ROOT
 
-PLACE = re.compile(r"\s*([^\s:]+):(\d+)(?:\s*[-–]\s*(\d+))?\s*")
+PLACE = re.compile(r"\s*([^\s:]+):(\d{1,9})(?:\s*[-–]\s*(\d{1,9}))?\s*")
 LEADING = re.compile(r"\A(?:\.\.?/)+")
 NO_SOURCES = {"work", "build", "dist", "tests", "__pycache__"}
 
@@ -110,7 +110,7 @@ def line_digests(item_id: str, part: str, path: str, root: Path = ROOT) -> list[
 
 
 def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _canonical(value: Any) -> str:
@@ -120,7 +120,7 @@ def _canonical(value: Any) -> str:
         return " ".join(value.split()).casefold()
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return "?"
     return str(int(number)) if number.is_integer() else f"{number:.3g}"
 
@@ -193,12 +193,22 @@ def place_problem(place: Any, root: Path = ROOT) -> str | None:
         return 'write it as "path:first-last", such as "course_lib/sparse.py:10-20"'
     name, first, last = taken
     path = root / name
-    if ".." in Path(name).parts or Path(name).is_absolute() or not path.is_file():
+    if ".." in Path(name).parts or Path(name).is_absolute() or not _is_file(path):
         return f"there is no file {name} in the course{_full_path(name, root)}"
-    count = len(_lines(path))
+    try:
+        count = len(_lines(path))
+    except (OSError, UnicodeError):
+        return f"{name} cannot be read as text"
     if not 1 <= first <= last <= count:
         return f"{name} has lines 1 to {count}"
     return None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long, or of characters no file can have
+        return False
 
 
 def _take_apart(place: Any) -> tuple[str, int, int] | None:

@@ -12,6 +12,7 @@ import numpy as np
 _NUMPY_SCALARS = frozenset(t for t in np.sctypeDict.values() if t is not np.object_)
 _MAX_ITEMS = 1_000_000
 _MAX_DEPTH = 20
+_MAX_BITS = 1000  # a larger int has no float, and one of thousands of digits no text
 
 
 class ForeignValue(TypeError):
@@ -24,7 +25,7 @@ def plain(value, _depth: int = 0):
     None, bool, int, float, complex, str, bytes, list, tuple, dict, set and numeric, bool or text
     arrays are accepted, subclasses too (they become the base type); NumPy scalars become 0-d
     arrays' Python values except that their dtype is not kept. Raises ForeignValue for anything
-    else, for nesting deeper than 20 and for containers above a million items.
+    else, for nesting deeper than 20, containers above a million items and ints above 2**1000.
     """
     if _depth > _MAX_DEPTH:
         raise ForeignValue("a value nested more than 20 deep")
@@ -33,6 +34,8 @@ def plain(value, _depth: int = 0):
         return value
     if kind in _NUMPY_SCALARS:
         return plain(np.array(value).item(), _depth + 1)
+    if issubclass(kind, int) and int.bit_length(value) > _MAX_BITS:
+        raise ForeignValue(f"an integer above 2**{_MAX_BITS}")
     for base, rebuild in _SCALARS:
         if issubclass(kind, base):
             return rebuild(value)
@@ -49,7 +52,12 @@ def plain(value, _depth: int = 0):
         return {plain(k, _depth + 1): plain(v, _depth + 1) for k, v in pairs}
     if isinstance(value, range) and kind is range:
         return list(value)
-    raise ForeignValue(f"an object of type {kind.__name__}")
+    raise ForeignValue(f"an object of type {type_name(kind)}")
+
+
+def type_name(kind: type) -> str:
+    """Return the name of a class, whatever its metaclass makes of ``__name__``."""
+    return type.__dict__["__name__"].__get__(kind)
 
 
 _SCALARS = (
@@ -162,7 +170,7 @@ def _array_difference(expect: np.ndarray, got, rtol, atol, dtype: bool) -> str |
     if isinstance(got, (list, tuple, int, float, complex)) and not dtype:
         try:
             got = np.array(got)
-        except ValueError:
+        except (ValueError, TypeError):
             return f"expected an array of shape {expect.shape}, got a ragged list"
     if not isinstance(got, np.ndarray):
         return f"expected an array of shape {expect.shape}, got {short(got)}"
