@@ -40,10 +40,15 @@ def build_day(day: Day, *, fresh: bool = False,
         raise CourseError(_failure(day, notebook, failed)) from None
     previous = None if fresh else load(day.notebook)
     text = dumps(normalise(notebook, previous))
-    changed = not day.notebook.exists() or day.notebook.read_text(encoding="utf-8") != text
+    changed = not day.notebook.exists() or _text(day.notebook) != text
     if changed:
         write_atomic(day.notebook, text)
     return Built(day, run, changed)
+
+
+def _text(path: Path) -> str:
+    """A notebook file's text to compare with; bytes that are no UTF-8 make it differ."""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _failure(day: Day, notebook: NotebookNode, failed: CellFailed) -> str:
@@ -58,11 +63,12 @@ def _failure(day: Day, notebook: NotebookNode, failed: CellFailed) -> str:
 def load(path: Path) -> NotebookNode | None:
     """Return the stored notebook, or None where there is none that can be read."""
     try:
-        return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
-    except FileNotFoundError:
+        text = path.read_text(encoding="utf-8")
+        notebook = nbformat.convert(nbformat.reader.reads(text), 4)
+        nbformat.validate(notebook)
+    except Exception:  # noqa: BLE001 - nbformat raises whatever odd JSON makes it stumble over
         return None
-    except (OSError, ValueError, nbformat.ValidationError):
-        return None
+    return notebook
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -101,6 +107,6 @@ def drift(day: Day) -> str | None:
             if have.get(what) != want[what]:
                 return f"{edited}cell {number} has another {what}; {remedy}."
     stored.metadata = wanted.metadata
-    if dumps(normalise(stored)) != day.notebook.read_text(encoding="utf-8"):
+    if dumps(normalise(stored)) != _text(day.notebook):
         return f"{edited}its metadata, counts or form are not what a build writes; {remedy}."
     return None

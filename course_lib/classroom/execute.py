@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,12 +73,38 @@ class _ThisPython(KernelSpecManager):
         return KernelSpec(argv=argv, display_name="Python 3", language="python")
 
 
+@contextlib.contextmanager
+def clean_exit() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into SystemExit (128 + number), so that what must be cleaned up is.
+
+    A second signal waits for the end of the clean-up. Signals that somebody handles already, or
+    ignores (nohup), are left alone, and so are all in another thread than the main one.
+    """
+
+    def stop(number, frame):
+        signal.signal(number, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    numbers: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP)
+                   if signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def execute(notebook: NotebookNode, on_cell: Callable[[int], None] = lambda index: None) -> Run:
     """Execute `notebook` in place and return what the run cost; `on_cell` follows each cell.
 
-    Raises CellFailed at the first cell that fails. The kernel is always ended.
+    Raises CellFailed at the first cell that fails. The kernel is always ended and its
+    folder removed, also by SIGTERM, which becomes SystemExit.
     """
-    with tempfile.TemporaryDirectory(prefix="course-") as folder:
+    with clean_exit(), tempfile.TemporaryDirectory(prefix="course-") as folder:
         work = Path(folder) / "work"
         work.mkdir()
         manager = AsyncKernelManager(
@@ -103,7 +132,7 @@ def _execute(client, notebook, environment, on_cell) -> Run:
     spent: list[float] = []
     peak = None
     started = time.perf_counter()
-    with client.setup_kernel(env=environment):
+    with client.setup_kernel(env=environment, cleanup_kc=True):
         for index, cell in enumerate(notebook.cells):
             began = time.perf_counter()
             try:

@@ -68,15 +68,26 @@ def find_days(numbers: list[int] | None = None, folder: Path = NOTEBOOKS) -> lis
 
 
 def read_text(path: Path) -> str:
-    """Return a source's text with ``\\n`` line ends, whatever the checkout made of them."""
-    return path.read_text(encoding="utf-8").replace("\r\n", "\n")
+    """Return a source's text with ``\\n`` line ends, whatever the checkout made of them.
+
+    Raises CourseError where the file is not UTF-8 or cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        what = f"{relative(path)}:{line} is not UTF-8 text; save it as UTF-8"
+    except OSError as error:
+        what = f"{relative(path)} cannot be read ({error.strerror})"
+    number = path.name[3:5].lstrip("0")
+    raise CourseError(f"{what}, then run ./course build {number}.")
 
 
 def parse(day: Day) -> NotebookNode:
     """Return the day's notebook, not executed: cells with ids, tags and course metadata.
 
-    The source's digest is in ``metadata.course``. Raises CourseError for a marker line that
-    jupytext cannot read and for markdown that is not in a raw string.
+    The source's digest is in ``metadata.course``. Raises CourseError for a file that is
+    not UTF-8, a marker line that jupytext cannot read and markdown that is not in a raw string.
     """
     text = read_text(day.source)
     read = jupytext.reads(text, fmt="py:percent")

@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build or check; 0 where all is well, 1 where --check found a difference."""
+    """Build or check; 0 where all is well, 1 where --check found a difference, 130 or 143 where
+    Ctrl-C or SIGTERM ended a build."""
     from course_lib.classroom.source import find_days
 
     days = find_days(args.days)
@@ -40,21 +41,24 @@ def _build(days, fresh: bool) -> int:
     from tqdm import tqdm
 
     from course_lib.classroom.build import build_day
+    from course_lib.classroom.execute import clean_exit
     from course_lib.classroom.source import parse
 
     done: list[str] = []
     try:
-        for day in days:
-            with tqdm(total=len(parse(day).cells), desc=f"day {day.number}", unit="cell",
-                      leave=False, disable=None) as bar:
-                built = build_day(day, fresh=fresh, on_cell=lambda index: bar.update())
-            done.append(str(day.number))
-            state = "built" if built.changed else "unchanged"
-            print(f"day {day.number}: {state}, {built.run}")
-            for warning in built.run.over():
-                print(f"day {day.number}: too heavy for a lesson: {warning}")
-    except KeyboardInterrupt:
+        with clean_exit():
+            for day in days:
+                with tqdm(total=len(parse(day).cells), desc=f"day {day.number}", unit="cell",
+                          leave=False, disable=None) as bar:
+                    built = build_day(day, fresh=fresh, on_cell=lambda index: bar.update())
+                done.append(str(day.number))
+                state = "built" if built.changed else "unchanged"
+                print(f"day {day.number}: {state}, {built.run}")
+                for warning in built.run.over():
+                    print(f"day {day.number}: too heavy for a lesson: {warning}")
+    except (KeyboardInterrupt, SystemExit) as stop:
         kept = f"built so far: {', '.join(done)}" if done else "nothing was built"
-        print(f"interrupted; {kept}, the other notebooks are as they were", file=sys.stderr)
-        return 130
+        print(f"course: interrupted; {kept}, the other notebooks are as they were",
+              file=sys.stderr)
+        return int(stop.code or 0) if isinstance(stop, SystemExit) else 130
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 
 import pytest
 
@@ -23,6 +24,15 @@ def example(tmp_path, monkeypatch) -> Day:
     shutil.copytree(EXAMPLE, folder)
     (tmp_path / "course_lib").symlink_to(ROOT / "course_lib")  # its links lead there
     return find_days([99], folder)[0]
+
+
+@pytest.fixture
+def default_signals():
+    """SIGTERM and SIGHUP as in a terminal, also where the tests run under nohup."""
+    before = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

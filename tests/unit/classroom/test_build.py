@@ -202,6 +202,37 @@ def test_a_missing_or_broken_notebook_is_drift(stored):
     assert "is missing" in drift(stored)
 
 
+@pytest.mark.parametrize("text", [
+    "[]", "5", '{"cells": 5}', '{"cells": [5], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}',
+    '{"cells": [], "metadata": [], "nbformat": 4, "nbformat_minor": 5}', '{"nbformat": 9}',
+    '{"cells": 5, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}', "[" * 100_000, "\xff",
+], ids=range(9))
+def test_json_that_is_no_notebook_is_drift_and_is_built_anew(stored, monkeypatch, text):
+    wanted = stored.notebook.read_bytes()
+    stored.notebook.write_text(text, encoding="latin-1")
+    told = drift(stored)
+    assert told == "day99_example.ipynb cannot be read; run ./course build 99."
+    monkeypatch.setattr(build, "execute", lambda *args: Run(1.0, 1.0, 1, None))
+    assert build.build_day(stored).changed and stored.notebook.read_bytes() == wanted
+
+
+def test_an_output_against_the_format_is_drift(stored):
+    notebook = json.loads(stored.notebook.read_text(encoding="utf-8"))
+    notebook["cells"][1]["outputs"] = [{"output_type": "stream"}]
+    stored.notebook.write_text(json.dumps(notebook), encoding="utf-8")
+    assert "run ./course build 99" in drift(stored)
+
+
+def test_a_source_that_is_not_utf8_names_file_and_command(stored):
+    stored.source.write_bytes(b"# %%\nx = 1  # \xff\n")
+    with pytest.raises(CourseError, match="day99_example.py:2 is not UTF-8 text; save it as UTF-8, "
+                                          "then run ./course build 99"):
+        drift(stored)
+    stored.source.unlink()
+    with pytest.raises(CourseError, match="cannot be read .*run ./course build 99"):
+        drift(stored)
+
+
 def _set(path, value):
     def change(notebook):
         target = notebook

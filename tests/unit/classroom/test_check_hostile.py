@@ -20,8 +20,10 @@ class Stop(BaseException):
 
 class HostileMeta(type):
     __name__ = property(lambda cls: _stop())
-    __eq__ = lambda *args: _stop()
     __hash__ = type.__hash__
+
+    def __eq__(cls, other):
+        raise Stop
 
 
 def _stop(*args, **kwargs):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
 
 import nbformat
 import pytest
 
 from course_lib.classroom import source
-from course_lib.classroom.execute import CellFailed, Run
+from course_lib.classroom.execute import CellFailed, Run, clean_exit
 from course_lib.classroom.normalise import WIDGET_VIEW, dumps, normalise
 from course_lib.classroom.source import find_days, parse
 from course_lib.commands import build, day, start
@@ -89,8 +91,40 @@ def test_an_interrupted_build_says_what_it_kept(course, monkeypatch, capsys):
     before = course.notebook.read_bytes()
     monkeypatch.setattr("course_lib.classroom.build.execute", interrupted)
     assert call(build) == 130
-    assert "interrupted; nothing was built" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("course: interrupted; nothing was built, ")
     assert course.notebook.read_bytes() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminated_build_cleans_up_and_says_what_it_kept(
+        course, default_signals, monkeypatch, capsys, tmp_path, number):
+    own = tmp_path / "temporary"
+    own.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(own))
+    seen = []
+
+    def terminated(*args):
+        seen.extend(own.glob("course-*"))
+        os.kill(os.getpid(), number)
+
+    before = course.notebook.read_bytes()
+    monkeypatch.setattr("course_lib.classroom.execute._execute", terminated)
+    assert call(build) == 128 + number
+    assert capsys.readouterr().err.startswith("course: interrupted; nothing was built, ")
+    assert len(seen) == 1 and list(own.iterdir()) == []
+    assert course.notebook.read_bytes() == before and signal.getsignal(number) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
+def test_a_signal_that_somebody_handles_is_left_alone(handler):
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        with clean_exit():
+            assert signal.getsignal(signal.SIGHUP) is handler
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_day_prints_headings_and_outputs(course, no_kernel, capsys):
