@@ -25,7 +25,7 @@ WITHOUT_ENVIRONMENT = ("doctor",)
 EXIT_CODES = """\
 exit codes: 0 done; 1 ran, and a test or check failed (or a defect of the course: a traceback);
 2 not run: a wrong verb, option, value or file, or a set-up that failed; 130 interrupted;
-141 the reader of the output went away"""
+141 the reader of the output went away; 143 terminated"""
 
 ENVIRONMENT = """\
 environment: COURSE_KERNEL=numpy|portable chooses the backend; COURSE_REQUIRE_KERNELS=1 makes
