@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Write constraints.txt anew: install the requirements of pyproject.toml in a fresh temporary
-environment, newest versions allowed, and record what came. Run it with the Python minor that CI
-uses; run `./course test` before committing the result."""
+environment, newest versions allowed, and record what came. Run it with the oldest patch release of
+CI's Python minor that a board has (Debian 12: 3.11.2), so that the versions fit that one too; run
+`./course test` before committing the result."""
 
 import argparse
 import os
