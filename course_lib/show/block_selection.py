@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from ipywidgets import Button, Layout
-from matplotlib.figure import Figure
 
 from course_lib.engine import Engine
 from course_lib.engine.prefill import IMPORTANCE_RULES
@@ -43,6 +42,7 @@ class BlockSelectionExplorer(Explorer):
 
     alt = ("one column per block: a letter says why it is read or not; below, its share of exact "
            "attention, its probe score and its importance; at the bottom the generated text")
+    drawing = BlockPicture
 
     def __init__(
         self, engine: Engine | None = None, *, prompts: Sequence[NeedlePrompt] | None = None,
@@ -163,13 +163,6 @@ class BlockSelectionExplorer(Explorer):
             self._busy(f"what the model says at k = {params['k']}")
             glance = self.compute(**params)
         self._publish(glance)
-
-    def make_figure(self) -> Figure:
-        self._picture = BlockPicture()
-        return self._picture.figure
-
-    def draw(self, result: dict[str, Any]) -> None:
-        self._picture.draw(result)
 
     def describe(self, result: dict[str, Any]) -> str:
         return describe(result, self.engine)

@@ -7,10 +7,10 @@ PDF keep its PNG, and nbval compares its text.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ipywidgets import HTML, HBox, Layout, VBox, Widget
 from matplotlib.figure import Figure
@@ -26,14 +26,22 @@ _ERROR = ('<div role="alert" style="border:2px solid #b3261e; padding:4px 8px">'
 _BUSY = '<div role="status"><i>computing: {} …</i></div>'
 
 
+class Drawing(Protocol):
+    """A figure and how it follows a result."""
+
+    figure: Figure
+
+    def draw(self, r: dict[str, Any]) -> None: ...
+
+
 class Explorer(VBox):
     """A pure `compute`, a picture that `draw` updates in place, and `describe`, its text twin.
 
     A subclass passes its controls to `__init__` by parameter name and defines
 
     * `compute(**params) -> dict`: the numbers; reads no widget and changes nothing that shows;
-    * `make_figure() -> Figure`: the artists, once, in the course's style;
-    * `draw(result)`: moves these artists;
+    * `drawing`: a class whose objects have a `figure`, made once in the course's style, and
+      `draw(result)`, which moves its artists (or `make_figure` and `draw` themselves);
     * `describe(result) -> str`: the text twin; it prints every number that the picture shows.
 
     `alt` is what a screen reader says for the picture.
@@ -97,11 +105,14 @@ class Explorer(VBox):
     def compute(self, *args: Any, **params: Any) -> dict[str, Any]:
         raise NotImplementedError
 
+    drawing: Callable[[], Drawing]
+
     def make_figure(self) -> Figure:
-        raise NotImplementedError
+        self._drawing = self.drawing()
+        return self._drawing.figure
 
     def draw(self, result: dict[str, Any]) -> None:
-        raise NotImplementedError
+        self._drawing.draw(result)
 
     def describe(self, result: dict[str, Any]) -> str:
         raise NotImplementedError

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from course_lib.engine import Engine
 from course_lib.lab.needle import NeedleOptions, prompt_of
@@ -63,6 +62,7 @@ class QuantizationErrorExplorer(Explorer):
     """
 
     alt = "values of one row, the same values near zero on the quantizer's grid, and the errors"
+    drawing = QuantizationPicture
 
     def __init__(
         self, engine: Engine | None = None, *, row: Sequence[float] = TOY_ROW,
@@ -126,13 +126,6 @@ class QuantizationErrorExplorer(Explorer):
         real = self.controls["source"].value in ("k", "v")
         for name in ("layer", "head", "token"):
             self.controls[name].disabled = not real
-
-    def make_figure(self) -> Figure:
-        self._picture = QuantizationPicture()
-        return self._picture.figure
-
-    def draw(self, result: dict[str, Any]) -> None:
-        self._picture.draw(result)
 
     def describe(self, result: dict[str, Any]) -> str:
         return describe(result)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from course_lib.lab.kv_precision import PARTS, gaussian_case, kv_error
 from course_lib.quant import ROUNDING_RULES, dequantize_rows, quantize_rows
@@ -45,6 +44,7 @@ class RoundingBiasExplorer(Explorer):
     """
 
     alt = "mean error by sign for four rounding rules, and the attention errors they cause"
+    drawing = RoundingPicture
 
     def __init__(self, *, rule: str = "half_up", values: int = 8192, parts: str = "v",
                  seed: int = 0) -> None:
@@ -69,13 +69,6 @@ class RoundingBiasExplorer(Explorer):
             "positive_share": {name: e.positive_share for name, e in attention.items()},
             "delta": attention[rule].delta.astype(np.float64) / step,
         }
-
-    def make_figure(self) -> Figure:
-        self._picture = RoundingPicture()
-        return self._picture.figure
-
-    def draw(self, result: dict[str, Any]) -> None:
-        self._picture.draw(result)
 
     def describe(self, result: dict[str, Any]) -> str:
         return describe(result)
