@@ -5,7 +5,6 @@ CI's Python minor that a board has (Debian 12: 3.11.2), so that the versions fit
 `./course test` before committing the result."""
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from course_lib.atomic import write_atomically  # noqa: E402
 from course_lib.launcher.environment import requirements  # noqa: E402
 
 
@@ -32,9 +32,7 @@ def main() -> None:
         f"# Python {version} only: the exact versions that CI ran. Other Pythons get the lower",
         "# bounds of pyproject.toml. Written by tools/make_constraints.py.",
     ]
-    temporary = ROOT / "constraints.txt.new"
-    temporary.write_text("\n".join([*header, *lines]) + "\n")
-    os.replace(temporary, ROOT / "constraints.txt")
+    write_atomically(ROOT / "constraints.txt", "\n".join([*header, *lines]) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from course_lib.atomic import write_atomically  # noqa: E402
 from course_lib.engine import Engine  # noqa: E402
 from course_lib.errors import CourseError  # noqa: E402
 from course_lib.paths import MODELS, relative  # noqa: E402
@@ -36,12 +36,6 @@ def pictures(engine: Engine, tokens: int = 2061) -> dict[str, bytes]:
     }
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=MODELS / "needle-qwen3", metavar="DIR")
@@ -57,7 +51,7 @@ def main() -> int:
         path = args.out / name
         changed = not path.exists() or path.read_bytes() != data
         if changed:
-            write_atomic(path, data)
+            write_atomically(path, data)
         print(f"{relative(path)}: {len(data)} bytes, {'written' if changed else 'unchanged'}")
     return 0
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -23,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 from tqdm import tqdm  # noqa: E402
 
 import course_lib  # noqa: E402
+from course_lib.atomic import write_atomically  # noqa: E402
 from course_lib.engine import Engine  # noqa: E402
 from course_lib.errors import CourseError  # noqa: E402
 from course_lib.lab.experiments import EXPERIMENTS, options_record  # noqa: E402
@@ -41,7 +41,8 @@ def record(engine: Engine, name: str, model: Path = MODEL) -> Path:
               "model": hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()}
     prompts = resumed(partial, json.loads(json.dumps(header)))
     PARTIAL.mkdir(parents=True, exist_ok=True)
-    write_lines(partial, [header, *prompts.values()])
+    lines = [json.dumps(x, ensure_ascii=False) + "\n" for x in (header, *prompts.values())]
+    write_atomically(partial, "".join(lines))
     todo = [i for i in range(experiment.options.prompts) if i not in prompts]
     with partial.open("a", encoding="utf-8") as f:
         for index in tqdm(todo, desc=name, disable=not sys.stderr.isatty()):
@@ -80,12 +81,6 @@ def resumed(partial: Path, header: dict) -> dict[int, list[dict]]:
             break
         prompts[rows[0]["index"]] = rows
     return prompts
-
-
-def write_lines(path: Path, lines: list) -> None:
-    new = path.with_suffix(".new")
-    new.write_text("".join(json.dumps(x, ensure_ascii=False) + "\n" for x in lines), "utf-8")
-    os.replace(new, path)
 
 
 def main() -> int:

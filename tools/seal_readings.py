@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import runpy
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from course_lib.atomic import write_atomically  # noqa: E402
 from course_lib.classroom.sealed import seal_day, sealed_path  # noqa: E402
 from course_lib.errors import CourseError  # noqa: E402
 
@@ -41,9 +41,7 @@ def main() -> int:
             if path.exists() and path.read_text(encoding="utf-8") == text:
                 print(f"{source.stem}: unchanged")
                 continue
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, path)
+            write_atomically(path, text)
             print(f"{source.stem}: sealed")
     except CourseError as error:
         print(f"seal_readings: {error}", file=sys.stderr)

@@ -48,6 +48,7 @@ from needle_model.objective import loss  # noqa: E402
 from needle_model.tokenizer import build_tokenizer, write_tokenizer  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from course_lib.atomic import write_atomically  # noqa: E402
 from course_lib.lab import world  # noqa: E402
 
 SEED = 20261129
@@ -201,9 +202,7 @@ class Run:
         if path.exists():
             head, *rows = path.read_text().splitlines(keepends=True)
             rows = [row for row in rows if int(row.split(",")[0]) <= self.step]
-            partial = path.with_suffix(".partial")
-            partial.write_text(head + "".join(rows))
-            os.replace(partial, path)
+            write_atomically(path, head + "".join(rows))
 
     def save(self) -> None:
         state = {

@@ -12,13 +12,13 @@ import argparse
 import csv
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from course_lib.atomic import write_atomically  # noqa: E402
 from course_lib.errors import CourseError  # noqa: E402
 from course_lib.lab.runs import load_run  # noqa: E402
 from course_lib.paths import MODELS  # noqa: E402
@@ -165,12 +165,6 @@ def readme() -> str:
     return f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{source}\n{END}{tail}"
 
 
-def write(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-
-
 def main() -> int:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     try:
@@ -179,7 +173,7 @@ def main() -> int:
         print(f"write_results: {error}", file=sys.stderr)
         return 2
     for path, text in texts.items():
-        write(path, text)
+        write_atomically(path, text)
     return 0
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from course_lib.atomic import write_atomically
 from course_lib.classroom.execute import CellFailed, Run, execute
 from course_lib.classroom.normalise import dumps, normalise
 from course_lib.classroom.source import Day, cell_line, parse
@@ -42,7 +41,7 @@ def build_day(day: Day, *, fresh: bool = False,
     text = dumps(normalise(notebook, previous))
     changed = not day.notebook.exists() or _text(day.notebook) != text
     if changed:
-        write_atomic(day.notebook, text)
+        write_atomically(day.notebook, text)
     return Built(day, run, changed)
 
 
@@ -69,19 +68,6 @@ def load(path: Path) -> NotebookNode | None:
     except Exception:  # noqa: BLE001 - nbformat raises whatever odd JSON makes it stumble over
         return None
     return notebook
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old or the new one, never a part."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def drift(day: Day) -> str | None:

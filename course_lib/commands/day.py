@@ -64,11 +64,11 @@ def _page(name: str, force: bool) -> Path:
 
 
 def _write(page: Path, text: str) -> None:
-    from course_lib.classroom.build import write_atomic
+    from course_lib.atomic import write_atomically
     from course_lib.errors import CourseError
 
     try:
-        write_atomic(page, text)
+        write_atomically(page, text)
     except OSError as error:
         raise CourseError(f"cannot write {page} ({error.strerror}); try another place") from None
     print(f"wrote {page}")

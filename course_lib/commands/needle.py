@@ -22,8 +22,8 @@ from course_lib.lab.needle import (
     Trial,
     as_json,
     prompt_of,
-    run_needle,
-    summarize,
+    results_of,
+    run_trials,
 )
 from course_lib.lab.prompts import TEMPLATES
 from course_lib.paths import MODELS, relative
@@ -106,43 +106,35 @@ def run(args: argparse.Namespace) -> int:
             f"--tokens {options.tokens} and --max-new-tokens {options.max_new_tokens} do not fit "
             f"the model's context of {limit}; lower one of them."
         )
-    results, done = _run_with_bar(engine, options)
-    if not done:
+    finished = _run_with_bar(engine, options)
+    if not finished:
         return 130
+    results = results_of(options, finished)
     if args.json:
         print(json.dumps(as_json(relative(args.model), options, results), ensure_ascii=False))
     else:
         _print_report(engine, options, results, relative(args.model))
-    return 0 if done == options.prompts else 130
+    return 0 if len(finished) == options.prompts else 130
 
 
-def _run_with_bar(engine: Engine, options: NeedleOptions) -> tuple[list[ArmResult], int]:
-    """Results and the number of prompts they cover: fewer than asked for after Ctrl-C."""
-    arms = options.arms()
-    trials: list[list[Trial]] = []
-    bar = tqdm(total=options.prompts * len(arms), unit="run", file=sys.stderr,
+def _run_with_bar(engine: Engine, options: NeedleOptions) -> list[list[Trial]]:
+    """The trials of every finished prompt: of fewer prompts than asked for after Ctrl-C."""
+    finished: list[list[Trial]] = []
+    bar = tqdm(total=options.prompts * len(options.arms()), unit="run", file=sys.stderr,
                disable=not sys.stderr.isatty())
 
     def on_trial(index: int, arm: Arm, trial: Trial) -> None:
-        if arm.k == "exact":
-            trials.append([])
-        trials[-1].append(trial)
         bar.update()
         bar.set_postfix_str(f"prompt {index} k={arm.k} {'hit' if trial.recalled else 'miss'}")
 
     try:
         with bar:
-            results = run_needle(engine, options, on_trial=on_trial)
-        return results, options.prompts
+            for trials in run_trials(engine, options, on_trial):
+                finished.append(trials)
     except KeyboardInterrupt:
-        whole = [t for t in trials if len(t) == len(arms)]
-        print(f"course: interrupted; kept {len(whole)} of {options.prompts} prompts",
+        print(f"course: interrupted; kept {len(finished)} of {options.prompts} prompts",
               file=sys.stderr)
-        if not whole:
-            return [], 0
-        columns = zip(*whole, strict=True)
-        kept = [summarize(arm, list(c)) for arm, c in zip(arms, columns, strict=True)]
-        return kept, len(whole)
+    return finished
 
 
 def _print_report(

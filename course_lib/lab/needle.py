@@ -7,7 +7,7 @@ says otherwise (design of 10-2: the published run drove both phases with one fla
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
@@ -141,28 +141,36 @@ def trial_of(
     )
 
 
-def run_needle(
+def run_trials(
     engine: Engine,
     options: NeedleOptions,
-    *,
     on_trial: Callable[[int, Arm, Trial], None] | None = None,
-    indices: Sequence[int] | None = None,
-) -> list[ArmResult]:
-    """Run the experiment; `on_trial(index, arm, trial)` is called as each arm of a prompt ends.
+) -> Iterator[list[Trial]]:
+    """Run the experiment prompt by prompt; each item holds one prompt's trials, arm by arm.
 
-    indices: which prompts, default 0 … options.prompts − 1. attn_ms_per_token is the median over
-    all decoded tokens of selection + attention summed over the layers. Raises CourseError when a
+    `on_trial(index, arm, trial)` is called as each arm of a prompt ends. Raises CourseError when a
     prompt does not fit the model's context, ValueError for an unknown option.
     """
-    arms = options.arms()
-    trials: list[list[Trial]] = [[] for _ in arms]
-    for index in indices if indices is not None else range(options.prompts):
+    for index in range(options.prompts):
         prompt = prompt_of(engine, options, index)
-        for at, (arm, trial) in enumerate(run_prompt(engine, prompt, options)):
-            trials[at].append(trial)
+        trials = []
+        for arm, trial in run_prompt(engine, prompt, options):
+            trials.append(trial)
             if on_trial is not None:
                 on_trial(index, arm, trial)
-    return [summarize(arm, done) for arm, done in zip(arms, trials, strict=True)]
+        yield trials
+
+
+def run_needle(engine: Engine, options: NeedleOptions) -> list[ArmResult]:
+    """Run the whole experiment; errors as `run_trials`."""
+    return results_of(options, list(run_trials(engine, options)))
+
+
+def results_of(options: NeedleOptions, prompts: list[list[Trial]]) -> list[ArmResult]:
+    """One result per arm over the finished prompts. attn_ms_per_token is the median over all
+    decoded tokens of selection + attention summed over the layers."""
+    arms = zip(options.arms(), zip(*prompts, strict=True), strict=True)
+    return [summarize(arm, list(trials)) for arm, trials in arms]
 
 
 def summarize(arm: Arm, trials: list[Trial]) -> ArmResult:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 import course_lib
 from course_lib import backend
+from course_lib.atomic import write_atomically
 from course_lib.errors import CourseError
 from course_lib.paths import RUNS
 
@@ -51,7 +51,5 @@ def save_run(
     json.loads(text)
     RUNS.mkdir(parents=True, exist_ok=True)
     path = RUNS / f"{name}.json"
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_atomically(path, text)
     return path

@@ -20,6 +20,7 @@ import time
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+from course_lib.atomic import write_atomically
 from course_lib.errors import CourseError
 from course_lib.launcher import state
 from course_lib.launcher.setup_log import NoNetwork, StepFailed, run_step
@@ -264,14 +265,7 @@ def write_stamp(root: str, env: str, kernels: dict, requirements: str | None = N
         **kernels,
     }
     text = json.dumps(stamp, indent=1) + "\n"
-    write_atomically(os.path.join(env, state.STAMP), text.encode())
-
-
-def write_atomically(path: str, content: bytes) -> None:
-    temporary = path + ".new"
-    with open(temporary, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)
+    write_atomically(os.path.join(env, state.STAMP), text)
 
 
 def step(label: str, command: list[str], root: str, log: str, lock: int) -> str:

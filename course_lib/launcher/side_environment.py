@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from course_lib.atomic import write_atomically
 from course_lib.errors import CourseError
 from course_lib.launcher import environment, state
 from course_lib.launcher.runner import TESTS, Count, pytest
@@ -115,5 +116,5 @@ def ensure(name: str, program: str, packages: list[str]) -> str:
         environment.step(f"making {env}", make, root, log, lock)
         pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
         environment.step(f"installing into {env}", [*pip, *packages], root, log, lock)
-        environment.write_atomically(str(stamp), wanted.encode())
+        write_atomically(stamp, wanted)
     return python

@@ -22,7 +22,8 @@ from course_lib.errors import CourseError
 from course_lib.launcher import environment, setup_log, state
 from course_lib.paths import ROOT
 
-FILES = ("course", "course_lib/__init__.py", "course_lib/cli.py", "course_lib/errors.py",
+FILES = ("course", "course_lib/__init__.py", "course_lib/atomic.py", "course_lib/cli.py",
+         "course_lib/errors.py",
          "course_lib/nearest.py", "course_lib/paths.py", "course_lib/launcher/__init__.py",
          "course_lib/launcher/environment.py", "course_lib/launcher/launch.py",
          "course_lib/launcher/setup_log.py", "course_lib/launcher/state.py",

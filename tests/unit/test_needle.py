@@ -93,6 +93,27 @@ def test_an_arm_is_summed_up_by_shares_and_the_median_time(shipped_engine):
     assert (result.attn_ms_per_token, result.blocks_read_per_token) == (2.0, 2.0)
 
 
+@pytest.mark.parametrize("finished", [0, 1])
+def test_ctrl_c_keeps_the_finished_prompts(monkeypatch, capsys, finished):
+    from course_lib.lab import needle
+
+    def run_prompt(engine, prompt, options, run=needle.run_prompt):
+        if len(seen) == finished:
+            yield next(iter(run(engine, prompt, options)))  # an arm of a prompt that never ends
+            raise KeyboardInterrupt
+        seen.append(prompt)
+        yield from run(engine, prompt, options)
+
+    seen: list = []
+    monkeypatch.setattr(needle, "run_prompt", run_prompt)
+    argv = ["needle", "--tokens", "320", "--k", "1", "--prompts", "3", "--max-new-tokens", "4"]
+    assert main([*argv, "--json"]) == 130
+    captured = capsys.readouterr()
+    assert f"course: interrupted; kept {finished} of 3 prompts" in captured.err
+    kept = json.loads(captured.out)["prompts"] if captured.out else 0
+    assert kept == finished
+
+
 def test_a_wrong_backend_is_said_before_the_work(monkeypatch, capsys):
     def load(folder):
         raise AssertionError("the model was loaded first")

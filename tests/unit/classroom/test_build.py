@@ -269,18 +269,5 @@ def test_another_form_of_the_same_notebook_is_drift(stored):
     assert "metadata, counts or form" in drift(stored)
 
 
-def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    path.write_text("old")
-
-    def broken(*args):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.replace", broken)
-    with pytest.raises(OSError):
-        build.write_atomic(path, "new")
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
 def test_a_day_knows_its_name(example):
     assert example.name == "day99_example" and isinstance(example, Day)
