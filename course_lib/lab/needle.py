@@ -7,7 +7,7 @@ says otherwise (design of 10-2: the published run drove both phases with one fla
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
@@ -99,6 +99,12 @@ def holds_value(text: str, value: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 
+def recalls(engine: Engine, prompt: NeedlePrompt, ids: Sequence[int]) -> bool:
+    """Whether decode produced the needle's value: the first of `ids` comes from prefill and does
+    not count."""
+    return holds_value(engine.decode(ids[1:]), prompt.fact.value)
+
+
 def prefilled(
     engine: Engine, prompt: NeedlePrompt, options: NeedleOptions, prefill_k: int | None
 ) -> Session:
@@ -129,12 +135,10 @@ def trial_of(
     engine: Engine, prompt: NeedlePrompt, made: Generation, exact: Generation
 ) -> Trial:
     """What one arm's generation shows, beside that of the exact arm."""
-    # The first token comes from prefill; only what decode produced counts as recall.
-    decoded = engine.decode(made.ids[1:])
     return Trial(
         ids=tuple(made.ids),
         text=engine.decode(made.ids),
-        recalled=holds_value(decoded, prompt.fact.value),
+        recalled=recalls(engine, prompt, made.ids),
         identical=made.ids == exact.ids,
         attn_ms=tuple(made.attn_ms),
         blocks_read=fmean(made.blocks_read) if made.blocks_read else 0.0,

@@ -14,7 +14,7 @@ import numpy as np
 from course_lib.engine import Engine, Generation, Session, generate_from
 from course_lib.engine.prefill import IMPORTANCE_RULES
 from course_lib.lab.decode_record import DecodeRecord, record_decode
-from course_lib.lab.needle import MAX_NEW_TOKENS, holds_value
+from course_lib.lab.needle import MAX_NEW_TOKENS, recalls
 from course_lib.lab.prompts import NeedlePrompt
 
 
@@ -131,12 +131,10 @@ class PromptStudy:
         return self._answers[key]
 
     def _answer(self, made: Generation) -> Answer:
-        # The first token comes from prefill; only what decode produced counts as recall.
-        decoded = self.engine.decode(made.ids[1:])
         return Answer(
             ids=tuple(made.ids),
             text=self.engine.decode(made.ids),
-            recalled=holds_value(decoded, self.prompt.fact.value),
+            recalled=recalls(self.engine, self.prompt, made.ids),
             identical=made.ids == self.record.generation.ids,
             margins=tuple(made.logits_margin),
         )
