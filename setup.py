@@ -6,6 +6,7 @@ with "kernels: " and ends with what is there or missing; course_lib/launcher/env
 it.
 """
 
+import glob
 import os
 import shutil
 import subprocess
@@ -40,9 +41,9 @@ class BuildKernels(build_ext):
                 f"[missing: {reason.missing}]"
             )
         else:
-            names = ", ".join(ext.name.rpartition(".")[2] for ext in self.extensions)
             files = os.pathsep.join(self.get_ext_fullpath(ext.name) for ext in self.extensions)
-            print(f"kernels: {names} compiled for {self.target} [files: {files}]")
+            names = ", ".join(name for name in self.variants if name != "portable_fma")
+            print(f"kernels: {names} compiled for {self.target}{self.threads} [files: {files}]")
 
     def remove_old(self):
         """Kernels of an earlier source must not run in place of those that did not compile."""
@@ -61,13 +62,28 @@ class BuildKernels(build_ext):
             version = sysconfig.get_python_version()
             raise NotBuilt(f"no Python headers; sudo apt install python{version}-dev", header)
         self.target = target_of(self.compiler.compiler_so)
+        self.variants = variants_for(self.target)
+        openmp = self.openmp_flags()
+        self.threads = "" if openmp else ", one thread (no OpenMP)"
         for extension in self.extensions:
-            extension.extra_compile_args = compile_flags(self.target)
+            extension.extra_compile_args = compile_flags(self.target) + openmp
+            extension.extra_link_args = openmp
+            extension.sources += [f"{C}/variants/{name}.c" for name in self.variants]
         try:
             super().build_extensions()
         except Exception as error:  # distutils, setuptools and Cython each have their own
             print(error)
             raise NotBuilt("the compiler failed, its messages are in the log") from error
+
+    def openmp_flags(self):
+        """Return the flag for threads if the compiler and its library can use it, else nothing."""
+        os.makedirs(self.build_temp, exist_ok=True)
+        source = os.path.join(self.build_temp, "openmp.c")
+        with open(source, "w", encoding="ascii") as file:
+            file.write("#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n")
+        command = [*self.compiler.linker_exe, "-fopenmp", source, "-o", source[:-2]]
+        works = subprocess.run(command, capture_output=True).returncode == 0
+        return ["-fopenmp"] if works else []
 
     def build_extension(self, ext):
         try:
@@ -85,6 +101,15 @@ def target_of(compiler):
     return answer.stdout.strip() or "an unknown target"
 
 
+def variants_for(target):
+    """Return the variants to compile for `target`; at import the CPU decides which of them run."""
+    return {
+        "x86_64": ["portable", "portable_fma", "avx2", "avx512"],
+        "aarch64": ["portable", "neon", "dotprod"],
+        "arm64": ["portable", "neon", "dotprod"],
+    }.get(target.split("-", 1)[0], ["portable"])
+
+
 def compile_flags(target):
     """Return the flags for `target`. No -march, no -ffast-math: the bits must be the same on every
     machine, so no contraction into fused multiply-adds that the source does not ask for."""
@@ -94,13 +119,15 @@ def compile_flags(target):
     return flags
 
 
+C = "kernels_pyx/c"
+
 setup(
     ext_modules=[
         Extension(
-            "kernels_pyx.portable",
-            sources=["kernels_pyx/portable.pyx", "kernels_pyx/c/quantize.c"],
-            depends=["kernels_pyx/c/quantize.h"],
-            include_dirs=["kernels_pyx/c"],
+            "kernels_pyx.compiled",
+            sources=["kernels_pyx/compiled.pyx", f"{C}/choose.c", f"{C}/parallel.c"],
+            depends=sorted(glob.glob("kernels_pyx/wrappers/*.pxi") + glob.glob(f"{C}/*.[ch]")),
+            include_dirs=[C],
         )
     ],
     cmdclass={"build_ext": BuildKernels},

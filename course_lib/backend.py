@@ -4,6 +4,9 @@
 environment is read at the first use, not at import, so importing the library cannot fail
 because of it.
 
+``COURSE_THREADS`` is the number of threads of the compiled kernels; without it, one per
+performance core. It changes no bit of a result.
+
 ``kernels_pyx`` provides ``VARIANTS``, the names of the variants that this build can run on this
 CPU, best first, and ``kernels(variant)``, a mapping from operation name to callable.
 """
@@ -39,6 +42,36 @@ def kernel(name: str) -> Callable[..., Any] | None:
     return _resolve(os.environ.get("COURSE_KERNEL", "").strip())[1].get(name)
 
 
+def threads() -> int:
+    """Return COURSE_THREADS, or the number of performance cores this process may use.
+
+    CourseError for a COURSE_THREADS that is not a number from 1 to 1024.
+    """
+    text = os.environ.get("COURSE_THREADS", "").strip()
+    if text:
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
+            raise CourseError(f"COURSE_THREADS={text} must be a number from 1 to 1024.")
+        return int(text)
+    return len(performance_cores())
+
+
+def performance_cores() -> list[int]:
+    """Return the cores of the highest capacity among those that this process may use.
+
+    On a board with fast and slow cores Linux states each core's capacity; elsewhere all are equal.
+    """
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    usable = usable or list(range(os.cpu_count() or 1))
+    capacity = {}
+    for core in usable:
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{core}/cpu_capacity", encoding="ascii") as file:
+                capacity[core] = int(file.read())
+        except (OSError, ValueError):
+            capacity[core] = 0
+    return [core for core in usable if capacity[core] == max(capacity.values())]
+
+
 @functools.cache
 def _resolve(requested: str) -> tuple[BackendInfo, Mapping[str, Callable[..., Any]]]:
     if requested and requested not in VARIANTS:
@@ -63,6 +96,7 @@ def _resolve(requested: str) -> tuple[BackendInfo, Mapping[str, Callable[..., An
         )
     if not runnable:
         return BackendInfo("numpy", "numpy", "kernels_pyx has no variant for this CPU"), {}
+    module.set_num_threads(threads())
     variant = requested or runnable[0]
     reason = f"COURSE_KERNEL={requested}" if requested else "the best variant this CPU runs"
     return BackendInfo("kernels_pyx", variant, reason), module.kernels(variant)

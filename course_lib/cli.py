@@ -28,8 +28,9 @@ exit codes: 0 done; 1 ran, and a test or check failed (or a defect of the course
 141 the reader of the output went away; 143 terminated"""
 
 ENVIRONMENT = """\
-environment: COURSE_KERNEL=numpy|portable chooses the backend; COURSE_REQUIRE_KERNELS=1 makes
-kernels that do not compile an error; under XDG_CACHE_HOME lies the environment of a read-only
+environment: COURSE_KERNEL=numpy|portable|avx2|avx512|neon|dotprod chooses the kernels (else the
+best that this CPU runs); COURSE_THREADS=N their threads (else one per fast core);
+COURSE_REQUIRE_KERNELS=1 makes kernels that do not compile an error; under XDG_CACHE_HOME lies the environment of a read-only
 checkout"""
 
 

@@ -1,23 +1,43 @@
-"""Compiled kernels, one module per variant: `portable` (plain C, any machine).
+"""Compiled kernels: the same operations, with the same bits, for several instruction sets.
 
-A variant that was not compiled on this machine is simply absent; course_lib.backend chooses among
-those that are there.
+`portable` is plain C; `avx2`, `avx512`, `neon` and `dotprod` use the vector instructions of their
+name. What was not compiled, or is not for this CPU, is simply absent; course_lib.backend chooses
+among those that are there.
 """
 
+import functools
+import os
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import extend_path
 from typing import Any
 
-# With a read-only checkout the compiled modules lie in the environment's site-packages.
+# With a read-only checkout the compiled module lies in the environment's site-packages.
 __path__ = extend_path(__path__, __name__)
 
-VARIANTS = tuple(name for name in ("portable",) if find_spec(f"{__name__}.{name}"))
+if find_spec(f"{__name__}.compiled"):
+    from kernels_pyx import compiled
+
+    _VARIANTS = {variant.name: variant for variant in compiled.runnable()}
+    # A child made by fork inherits OpenMP's state but not its threads, and would wait for them.
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: compiled.set_num_threads(1))
+else:
+    _VARIANTS = {}
+
+VARIANTS = tuple(_VARIANTS)
 """The compiled variants that this machine runs, best first."""
 
 
+def set_num_threads(count: int) -> None:
+    """Use up to ``count`` threads in the kernels from now on; ValueError below 1."""
+    if _VARIANTS:
+        compiled.set_num_threads(count)
+
+
+@functools.cache
 def kernels(variant: str) -> Mapping[str, Callable[..., Any]]:
     """Return the operations of one of VARIANTS by name."""
-    module = import_module(f"{__name__}.{variant}")
-    return {name: getattr(module, name) for name in module.OPERATIONS}
+    bound = _VARIANTS[variant]
+    return {name: functools.partial(function, bound)
+            for name, function in compiled.OPERATIONS.items()}

@@ -50,7 +50,7 @@ def kernels_digest(root: str) -> str:
     paths = [os.path.join(root, "setup.py")]
     for folder, folders, files in os.walk(os.path.join(root, "kernels_pyx")):
         folders.sort()
-        sources = sorted(name for name in files if name.endswith((".pyx", ".c", ".h")))
+        sources = sorted(name for name in files if name.endswith((".pyx", ".pxi", ".c", ".h")))
         paths += [os.path.join(folder, name) for name in sources]
     for path in paths:
         digest.update(os.path.relpath(path, root).encode())

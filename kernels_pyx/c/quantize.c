@@ -1,11 +1,6 @@
 #include "quantize.h"
 
-#include <float.h>
 #include <string.h>
-
-#if FLT_EVAL_METHOD != 0
-#error "float expressions must be evaluated in float: the results are compared bit by bit"
-#endif
 
 #define EXPONENT_MASK 0x7f800000
 #define MAGNITUDE_MASK 0x7fffffff
@@ -25,7 +20,7 @@ static int32_t max_magnitude_bits(const float *x, ptrdiff_t d)
     return largest;
 }
 
-ptrdiff_t first_bad_row(const float *x, ptrdiff_t rows, ptrdiff_t d)
+static ptrdiff_t first_bad_row(const float *x, ptrdiff_t rows, ptrdiff_t d)
 {
     for (ptrdiff_t r = 0; r < rows; r++)
         if (max_magnitude_bits(x + r * d, d) >= EXPONENT_MASK)
@@ -86,9 +81,11 @@ static float quantize_row(const float *x, ptrdiff_t d, enum rounding_rule rule, 
     return m / 127.0f;
 }
 
-void quantize_rows(const float *x, ptrdiff_t rows, ptrdiff_t d, enum rounding_rule rule,
-                   int8_t *q, float *scale)
+static void quantize_rows(const float *x, ptrdiff_t rows, ptrdiff_t d, enum rounding_rule rule,
+                          int8_t *q, float *scale)
 {
     for (ptrdiff_t r = 0; r < rows; r++)
         scale[r] = quantize_row(x + r * d, d, rule, q + r * d);
 }
+
+static const struct quantize_kernels quantize_kernels = {first_bad_row, quantize_rows};

@@ -28,6 +28,7 @@ def provide(monkeypatch, variants):
     module = types.ModuleType("kernels_pyx")
     module.__spec__ = importlib.machinery.ModuleSpec("kernels_pyx", None, origin="memory")
     module.VARIANTS = variants
+    module.set_num_threads = lambda count: None
     module.kernels = lambda variant: {"which": lambda: variant}
     monkeypatch.setitem(sys.modules, "kernels_pyx", module)
 

@@ -1,0 +1,31 @@
+#include "parallel.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+void parallel_for(ptrdiff_t count, int threads, piece_of_work run, void *context)
+{
+#ifdef _OPENMP
+    if (threads > 1 && count > 1) {
+        /* dynamic: on a board the slow cores take fewer pieces than the fast ones. */
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+        for (ptrdiff_t i = 0; i < count; i++)
+            run(context, i, omp_get_thread_num());
+        return;
+    }
+#else
+    (void)threads;
+#endif
+    for (ptrdiff_t i = 0; i < count; i++)
+        run(context, i, 0);
+}
+
+int parallel_available(void)
+{
+#ifdef _OPENMP
+    return 1;
+#else
+    return 0;
+#endif
+}

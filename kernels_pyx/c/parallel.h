@@ -1,0 +1,19 @@
+/* Share independent pieces of work among threads.
+ *
+ * A piece is a whole head or a whole band of rows: no sum is ever split between threads, so the
+ * number of threads changes no bit of a result. */
+#ifndef COURSE_PARALLEL_H
+#define COURSE_PARALLEL_H
+
+#include <stddef.h>
+
+/* One piece: its index, and which of `threads` runs it (0 to threads - 1, for scratch memory). */
+typedef void (*piece_of_work)(void *context, ptrdiff_t index, int thread);
+
+/* Run pieces 0 to count - 1, on at most `threads` threads; on one where OpenMP is missing. */
+void parallel_for(ptrdiff_t count, int threads, piece_of_work run, void *context);
+
+/* 1 if the build can use more than one thread. */
+int parallel_available(void);
+
+#endif

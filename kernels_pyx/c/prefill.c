@@ -1,0 +1,3 @@
+#include "prefill.h"
+
+static const struct prefill_kernels prefill_kernels = {0};

@@ -1,0 +1,3 @@
+#include "selection.h"
+
+static const struct selection_kernels selection_kernels = {0};

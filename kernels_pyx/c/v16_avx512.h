@@ -1,0 +1,69 @@
+/* v16 as one AVX-512 register. */
+#include <immintrin.h>
+
+typedef __m512 v16;
+
+static inline v16 v16_set(float x) { return _mm512_set1_ps(x); }
+static inline v16 v16_load(const float *x) { return _mm512_loadu_ps(x); }
+static inline void v16_store(float *x, v16 a) { _mm512_storeu_ps(x, a); }
+static inline v16 v16_load_i8(const int8_t *x)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)x)));
+}
+
+static inline v16 v16_add(v16 a, v16 b) { return _mm512_add_ps(a, b); }
+static inline v16 v16_sub(v16 a, v16 b) { return _mm512_sub_ps(a, b); }
+static inline v16 v16_mul(v16 a, v16 b) { return _mm512_mul_ps(a, b); }
+static inline v16 v16_div(v16 a, v16 b) { return _mm512_div_ps(a, b); }
+static inline v16 v16_fma(v16 a, v16 b, v16 c) { return _mm512_fmadd_ps(a, b, c); }
+static inline v16 v16_max(v16 a, v16 b) { return _mm512_max_ps(a, b); }
+
+/* Lanes i and i + 8 of a 512-bit register: its halves. */
+static inline __m256 v16_halves(v16 a)
+{
+    __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1));
+    return _mm256_add_ps(_mm512_castps512_ps256(a), high);
+}
+
+static inline __m128 v16_quarters(v16 a)
+{
+    __m256 halves = v16_halves(a);
+    return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+}
+
+static inline float v16_sum(v16 a)
+{
+    __m128 x = v16_quarters(a);
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+
+static inline void v16_sum4(float *sums, v16 a, v16 b, v16 c, v16 d)
+{
+    __m128 w = v16_quarters(a), x = v16_quarters(b), y = v16_quarters(c), z = v16_quarters(d);
+    /* movelh and movehl put lanes 0, 1 and lanes 2, 3 of two vectors together. */
+    __m128 ab = _mm_add_ps(_mm_movelh_ps(w, x), _mm_movehl_ps(x, w));
+    __m128 cd = _mm_add_ps(_mm_movelh_ps(y, z), _mm_movehl_ps(z, y));
+    _mm_storeu_ps(sums, _mm_hadd_ps(ab, cd));
+}
+
+static inline float v16_max_lane(v16 a) { return _mm512_reduce_max_ps(a); }
+
+static inline int v16_not_finite(v16 a)
+{
+    const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+    return _mm512_cmpeq_epi32_mask(_mm512_and_si512(_mm512_castps_si512(a), exponent), exponent)
+        != 0;
+}
+
+static inline v16 v16_pow2(v16 n)
+{
+    n = _mm512_min_ps(_mm512_max_ps(n, _mm512_set1_ps(-127.0f)), _mm512_set1_ps(128.0f));
+    __m512i bits = _mm512_add_epi32(_mm512_cvttps_epi32(n), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 23));
+}
+
+static inline v16 v16_zero_below(v16 a, v16 x, float limit)
+{
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GE_OQ), a);
+}

@@ -1,0 +1,20 @@
+/* All operations, compiled for one variant. A file in variants/ names the variant, says which
+ * instructions the compiler may use, chooses a v16, and includes this. Everything but the table is
+ * static, so no function of one variant can be called by another. */
+#include "kernels.h"
+#include "parallel.h"
+#include "v16.h"
+
+#include "quantize.c"
+#include "attention.c"
+#include "selection.c"
+#include "prefill.c"
+#include "layers.c"
+#include "linear.c"
+#include "measure.c"
+
+#define VARIANT_TABLE(identifier, text)                                                            \
+    const struct kernels identifier = {                                                            \
+        text, &quantize_kernels, &attention_kernels, &selection_kernels, &prefill_kernels,         \
+        &layer_kernels, &linear_kernels, &measure_kernels,                                         \
+    }

@@ -1,0 +1,92 @@
+"""The compiled kernels: Python functions that check their arguments and call C.
+
+Every operation takes a Variant first; kernels_pyx.kernels(name) binds it. Arguments are checked
+here, before the GIL is released; the C code trusts them. One file in wrappers/ per family.
+"""
+
+from libc.stddef cimport ptrdiff_t
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint16_t, uintptr_t
+
+OPERATIONS = {}
+"""Operation name -> function of (Variant, *arguments)."""
+
+
+def operation(function):
+    """Register an operation under its name."""
+    OPERATIONS[function.__name__] = function
+    return function
+
+
+cdef extern from "kernels.h":
+    cdef struct quantize_kernels
+    cdef struct attention_kernels
+    cdef struct selection_kernels
+    cdef struct prefill_kernels
+    cdef struct layer_kernels
+    cdef struct linear_kernels
+    cdef struct measure_kernels
+    cdef struct c_kernels "kernels":
+        const char *name
+        const quantize_kernels *quantize
+        const attention_kernels *attention
+        const selection_kernels *selection
+        const prefill_kernels *prefill
+        const layer_kernels *layers
+        const linear_kernels *linear
+        const measure_kernels *measure
+    enum: MAX_VARIANTS
+    int runnable_kernels(const c_kernels **found)
+
+cdef extern from "parallel.h":
+    int parallel_available()
+
+
+cdef class Variant:
+    """The operations of one instruction set, as C functions."""
+    cdef const c_kernels *c
+
+    @property
+    def name(self):
+        return self.c.name.decode()
+
+
+def runnable():
+    """Return the variants that this CPU runs, best first."""
+    cdef const c_kernels *found[MAX_VARIANTS]
+    cdef int count = runnable_kernels(found)
+    cdef Variant variant
+    variants = []
+    for i in range(count):
+        variant = Variant()
+        variant.c = found[i]
+        variants.append(variant)
+    return variants
+
+
+HAS_THREADS = bool(parallel_available())
+"""Whether the build can use more than one thread (OpenMP)."""
+
+cdef int num_threads = 1
+
+
+def set_num_threads(int count):
+    """Use up to `count` threads from now on; results do not depend on it. ValueError below 1."""
+    global num_threads
+    if not 1 <= count <= 1024:
+        raise ValueError(f"the number of threads must be 1 to 1024, not {count}")
+    num_threads = count if HAS_THREADS else 1
+
+
+def get_num_threads():
+    """Return how many threads the kernels use at most."""
+    return num_threads
+
+
+include "wrappers/arguments.pxi"
+include "wrappers/quantize.pxi"
+include "wrappers/attention.pxi"
+include "wrappers/selection.pxi"
+include "wrappers/prefill.pxi"
+include "wrappers/layers.pxi"
+include "wrappers/linear.pxi"
+include "wrappers/measure.pxi"

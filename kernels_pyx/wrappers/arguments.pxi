@@ -1,0 +1,91 @@
+# Checks of arguments: every array is looked at through its buffer, so that no copy is made.
+
+from cpython.buffer cimport (
+    PyBUF_FORMAT,
+    PyBUF_STRIDES,
+    PyBUF_WRITABLE,
+    PyBuffer_Release,
+    PyObject_CheckBuffer,
+    PyObject_GetBuffer,
+)
+
+cdef dict BUFFER_FORMATS = {
+    "float32": ("f",), "float16": ("e",), "int8": ("b",), "uint8": ("B",),
+    "int32": ("i",) if sizeof(int) == 4 else ("l",),
+    "int64": ("l", "q") if sizeof(long) == 8 else ("q",),
+}
+
+
+cdef class Array:
+    """A checked view of an argument: C-contiguous, native, of one dtype and number of axes.
+
+    With `heads`, the first axis may be strided by any multiple of whole rows, as in a view
+    `cache[:, :n]` of a longer cache; each head must still be contiguous. TypeError for something
+    that is no array or has another dtype or byte order, ValueError for another shape or memory
+    layout; both name the argument. Holds the buffer while it lives.
+    """
+    cdef Py_buffer view
+    cdef bint held
+    cdef str name
+
+    def __cinit__(self, object array, str name, str dtype, int ndim, bint writable=False,
+                  bint heads=False):
+        cdef str wanted = f"a {'writable ' if writable else ''}{dtype} array of {ndim} axes"
+        cdef str found
+        self.name = name
+        if not PyObject_CheckBuffer(array):
+            raise TypeError(f"{name} must be {wanted}, not {type(array).__name__}")
+        try:
+            PyObject_GetBuffer(array, &self.view, PyBUF_STRIDES | PyBUF_FORMAT
+                               | (PyBUF_WRITABLE if writable else 0))
+        except (BufferError, ValueError) as error:
+            raise ValueError(f"{name} must be {wanted}: {error}") from None
+        self.held = True
+        found = (<bytes>self.view.format).decode()
+        if found[:1] == "=" and found[1:] in BUFFER_FORMATS[dtype]:
+            raise ValueError(f"{name} is misaligned in memory; pass a copy")  # NumPy's mark of it
+        if found not in BUFFER_FORMATS[dtype]:
+            raise TypeError(f"{name} must be {wanted} in native byte order, "
+                            f"its buffer format is {found!r}")
+        if self.view.ndim != ndim:
+            raise ValueError(f"{name} must be {wanted}, it has {self.view.ndim}")
+        if not self.contiguous_from(1 if heads else 0):
+            raise ValueError(f"{name} must be C-contiguous; pass numpy.ascontiguousarray({name})")
+        if <uintptr_t>self.view.buf % self.view.itemsize:
+            raise ValueError(f"{name} is misaligned in memory; pass a copy")
+
+    cdef bint contiguous_from(self, int first):
+        """Whether the axes from `first` on are contiguous; an axis before must hold whole rows."""
+        cdef Py_ssize_t expected = self.view.itemsize
+        cdef int axis
+        for axis in range(self.view.ndim):
+            if self.view.shape[axis] == 0:
+                return True  # no element, so no layout
+        for axis in range(self.view.ndim - 1, first - 1, -1):
+            if self.view.shape[axis] > 1 and self.view.strides[axis] != expected:
+                return False
+            expected *= self.view.shape[axis]
+        if first == 1 and self.view.shape[0] > 1:
+            return (self.view.strides[0] >= expected
+                    and self.view.strides[0] % self.view.itemsize == 0)
+        return True
+
+    cdef ptrdiff_t size(self, int axis):
+        return self.view.shape[axis]
+
+    cdef ptrdiff_t head_stride(self):
+        """Elements from one head to the next."""
+        if self.view.shape[0] > 1:
+            return self.view.strides[0] // self.view.itemsize
+        return 0
+
+    cdef int require_shape(self, tuple shape, str why) except -1:
+        """ValueError unless the array has this shape; `why` says where the shape comes from."""
+        found = tuple(self.view.shape[axis] for axis in range(self.view.ndim))
+        if found != shape:
+            raise ValueError(f"{self.name} must have shape {shape} {why}, not {found}")
+        return 0
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
