@@ -14,7 +14,8 @@ CPU, best first, and ``kernels(variant)``, a mapping from operation name to call
 import functools
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,24 @@ def info() -> BackendInfo:
 def kernel(name: str) -> Callable[..., Any] | None:
     """Return the compiled kernel for an operation, or None where NumPy is to do it."""
     return _resolve(os.environ.get("COURSE_KERNEL", "").strip())[1].get(name)
+
+
+@contextmanager
+def using(name: str) -> Iterator[BackendInfo]:
+    """Run a block of code on another backend, ``numpy`` or a variant's name; for comparisons.
+
+    Yields its BackendInfo. Not for several threads at once: the choice is the process's. Raises
+    CourseError for a backend that is not there.
+    """
+    before = os.environ.get("COURSE_KERNEL")
+    os.environ["COURSE_KERNEL"] = name
+    try:
+        yield info()
+    finally:
+        if before is None:
+            del os.environ["COURSE_KERNEL"]
+        else:
+            os.environ["COURSE_KERNEL"] = before
 
 
 def threads() -> int:

@@ -1,6 +1,7 @@
 """Which kernels run: the environment variable, a missing or broken build, clear refusals."""
 
 import importlib
+import io
 import os
 import subprocess
 import sys
@@ -53,6 +54,49 @@ def test_the_environment_chooses_and_may_change(monkeypatch, asked):
     monkeypatch.setenv("COURSE_KERNEL", "numpy")
     assert backend.info() == backend.BackendInfo("numpy", "numpy", "COURSE_KERNEL=numpy")
     assert backend.kernel("which") is None
+
+
+@pytest.mark.parametrize("before", [None, "avx2"])
+def test_a_block_of_code_runs_on_another_backend_also_when_it_fails(monkeypatch, before):
+    provide(monkeypatch, ("avx2", "portable"))
+    if before:
+        monkeypatch.setenv("COURSE_KERNEL", before)
+    with backend.using("portable") as info:
+        assert info.variant == backend.kernel("which")() == "portable"
+        with pytest.raises(KeyError), backend.using("numpy"):
+            assert backend.kernel("which") is None
+            raise KeyError
+        assert backend.kernel("which")() == "portable"
+    with pytest.raises(CourseError), backend.using("neon"):
+        pass
+    assert os.environ.get("COURSE_KERNEL") == before
+
+
+@pytest.mark.parametrize(("text", "count"), [("3", 3), (" 2 ", 2), ("", None)])
+def test_threads_are_asked_for_or_one_per_fast_core(monkeypatch, text, count):
+    monkeypatch.setenv("COURSE_THREADS", text)
+    assert backend.threads() == (count or len(backend.performance_cores()))
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "1025", "²"])
+def test_a_wrong_number_of_threads_is_refused(monkeypatch, text):
+    monkeypatch.setenv("COURSE_THREADS", text)
+    with pytest.raises(CourseError, match="COURSE_THREADS=.* from 1 to 1024"):
+        backend.threads()
+
+
+def test_only_the_fast_cores_count(monkeypatch):
+    capacity = {0: 400, 1: 400, 2: 1024, 3: 1024}
+    monkeypatch.setattr(backend.os, "sched_getaffinity", lambda pid: set(capacity), raising=False)
+
+    def read(path, **options):
+        core = int(Path(path).parent.name.removeprefix("cpu"))
+        return io.StringIO(str(capacity[core]))
+
+    monkeypatch.setattr(backend, "open", read, raising=False)
+    assert backend.performance_cores() == [2, 3]
+    capacity.update({2: 400, 3: 400})
+    assert backend.performance_cores() == [0, 1, 2, 3]
 
 
 def test_an_unknown_name_lists_the_known(monkeypatch):
