@@ -30,8 +30,8 @@ exit codes: 0 done; 1 ran, and a test or check failed (or a defect of the course
 ENVIRONMENT = """\
 environment: COURSE_KERNEL=numpy|portable|avx2|avx512|neon|dotprod chooses the kernels (else the
 best that this CPU runs); COURSE_THREADS=N their threads (else one per fast core);
-COURSE_REQUIRE_KERNELS=1 makes kernels that do not compile an error; under XDG_CACHE_HOME lies the environment of a read-only
-checkout"""
+COURSE_REQUIRE_KERNELS=1 makes kernels that do not compile an error; under XDG_CACHE_HOME lies
+the environment of a read-only checkout"""
 
 
 
