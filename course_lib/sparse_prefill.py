@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from course_lib.arrays import LayerRows, positive_int
-from course_lib.attention import QUERY_TILE, attend_tile, check_prefill, kv_head, quiet
+from course_lib.attention_common import kv_head, quiet
+from course_lib.prefill_attention import QUERY_TILE, attend_tile, check_prefill
 from course_lib.sparse import Selection, gather_rows, probe_heads, select_blocks, select_heads
 
 

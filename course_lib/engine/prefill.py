@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from course_lib.attention import causal_attention
 from course_lib.engine.model import Model
 from course_lib.engine.session import Session
 from course_lib.kvcache import KVCache, LayerRows
+from course_lib.prefill_attention import causal_attention
 from course_lib.quant import dequantize_rows
 from course_lib.sparse_prefill import sparse_prefill_attention
 

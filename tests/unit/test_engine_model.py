@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib import attention
+from course_lib import prefill_attention
 from course_lib.arrays import NotFiniteError
 from course_lib.engine import Engine, ModelConfig, layers
 from course_lib.engine.model import Model
@@ -138,7 +138,7 @@ def test_tiles_of_prefill_attention_change_nothing(tile, monkeypatch):
     model = model_of(BASE_CONFIG, tensors)
     ids = np.random.default_rng(4).integers(0, 300, 140).tolist()
     expected = all_logits(model, ids)
-    monkeypatch.setattr(attention, "QUERY_TILE", tile)
+    monkeypatch.setattr(prefill_attention, "QUERY_TILE", tile)
     np.testing.assert_allclose(
         all_logits(model, ids), expected, rtol=0, atol=logit_tolerance(BASE_CONFIG, expected)
     )
