@@ -1,3 +1,3 @@
 #include "attention.h"
 
-static const struct attention_kernels attention_kernels = {0};
+static const struct attention_kernels attention_kernels = {0, 0, 0, 0};
