@@ -1,19 +1,26 @@
 """Builds the extension package kernels_pyx; everything else is in pyproject.toml.
 
 A missing compiler, Python header or Cython is no error: one line says so and the course runs on
-its NumPy backend. COURSE_REQUIRE_KERNELS=1 makes it an error. The last line printed always starts
-with "kernels: " and ends with what is there or missing; course_lib/launcher/environment.py reads
-it.
+its NumPy backend. COURSE_REQUIRE_KERNELS=1 makes it an error, also where only one of the variants
+does not compile. The last line printed always starts with "kernels: " and ends with what is there
+or missing; course_lib/launcher/environment.py reads it.
+
+For tests: COURSE_KERNEL_FLAGS are more compiler and linker flags, after all others;
+COURSE_KERNEL_CHECKS=1 switches on Cython's run-time checks; COURSE_OPENMP=0 leaves threads out.
 """
 
 import glob
 import os
+import shlex
 import shutil
 import subprocess
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+C = "kernels_pyx/c"
 
 
 class NotBuilt(Exception):
@@ -29,6 +36,8 @@ class BuildKernels(build_ext):
 
     def run(self):
         in_place = self.inplace  # which setuptools sets aside while it builds
+        if not os.environ.get("CC", "x").strip():
+            del os.environ["CC"]  # empty is as good as not set
         try:
             super().run()
         except NotBuilt as reason:
@@ -43,7 +52,9 @@ class BuildKernels(build_ext):
         else:
             files = os.pathsep.join(self.get_ext_fullpath(ext.name) for ext in self.extensions)
             names = ", ".join(name for name in self.variants if name != "portable_fma")
-            print(f"kernels: {names} compiled for {self.target}{self.threads} [files: {files}]")
+            left_out = f", without {', '.join(self.left_out)}" if self.left_out else ""
+            print(f"kernels: {names} compiled for {self.target}{left_out}{self.threads} "
+                  f"[files: {files}]")
 
     def remove_old(self):
         """Kernels of an earlier source must not run in place of those that did not compile."""
@@ -62,21 +73,24 @@ class BuildKernels(build_ext):
             version = sysconfig.get_python_version()
             raise NotBuilt(f"no Python headers; sudo apt install python{version}-dev", header)
         self.target = target_of(self.compiler.compiler_so)
-        self.variants = variants_for(self.target)
+        more = shlex.split(os.environ.get("COURSE_KERNEL_FLAGS", ""))
         openmp = self.openmp_flags()
         self.threads = "" if openmp else ", one thread (no OpenMP)"
         for extension in self.extensions:
-            extension.extra_compile_args = compile_flags(self.target) + openmp
-            extension.extra_link_args = openmp
-            extension.sources += [f"{C}/variants/{name}.c" for name in self.variants]
+            extension.extra_compile_args = compile_flags(self.target) + openmp + more
+            extension.extra_link_args = openmp + more
         try:
             super().build_extensions()
+        except NotBuilt:
+            raise
         except Exception as error:  # distutils, setuptools and Cython each have their own
             print(error)
             raise NotBuilt("the compiler failed, its messages are in the log") from error
 
     def openmp_flags(self):
         """Return the flag for threads if the compiler and its library can use it, else nothing."""
+        if os.environ.get("COURSE_OPENMP") == "0":
+            return []
         os.makedirs(self.build_temp, exist_ok=True)
         source = os.path.join(self.build_temp, "openmp.c")
         with open(source, "w", encoding="ascii") as file:
@@ -90,19 +104,53 @@ class BuildKernels(build_ext):
             from Cython.Build import cythonize
         except ImportError:
             raise NotBuilt("Cython is not installed; pip install cython") from None
-        (compiled,) = cythonize([ext], build_dir=self.build_temp, language_level=3, quiet=True)
+        checks = {"language_level": 3}
+        if os.environ.get("COURSE_KERNEL_CHECKS") == "1":
+            names = ("boundscheck", "wraparound", "initializedcheck", "nonecheck", "overflowcheck")
+            checks |= dict.fromkeys(names, True)
+        (compiled,) = cythonize([ext], build_dir=self.build_temp, quiet=True,
+                                compiler_directives=checks)
         compiled._needs_stub = False
+        self.compile_variants(compiled)
         super().build_extension(compiled)
+
+    def compile_variants(self, ext):
+        """Compile each variant apart: one that a compiler is too old for does not cost the others.
+        At import the CPU decides which of them run."""
+        wanted = variants_for(self.target)
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            objects = dict(zip(wanted, pool.map(lambda name: self.compile_variant(ext, name),
+                                                wanted), strict=True))
+        self.variants = [name for name in wanted if objects[name]]
+        self.left_out = [name for name in wanted if not objects[name]]
+        if not objects["portable"]:
+            raise NotBuilt("the compiler failed, its messages are in the log")
+        if self.left_out and os.environ.get("COURSE_REQUIRE_KERNELS") == "1":
+            raise NotBuilt(f"the compiler failed on {', '.join(self.left_out)}")
+        ext.extra_objects += [path for name in self.variants for path in objects[name]]
+        # choose.c names every variant of the target but these.
+        ext.define_macros += [(f"WITHOUT_{name.upper()}", None) for name in self.left_out]
+
+    def compile_variant(self, ext, name):
+        """Return the object files of one variant, or nothing if it does not compile."""
+        try:
+            return self.compiler.compile(
+                [f"{C}/variants/{name}.c"], output_dir=self.build_temp,
+                include_dirs=ext.include_dirs, extra_postargs=ext.extra_compile_args)
+        except Exception as error:  # as above
+            print(f"{name}: {error}")
+            return []
 
 
 def target_of(compiler):
-    """Return the target triplet of a compiler: what is built may not be for this machine."""
-    answer = subprocess.run([compiler[0], "-dumpmachine"], capture_output=True, text=True)
+    """Return the target triplet of a compiler: what is built may not be for this machine. All its
+    words are needed: the first may be a wrapper such as ccache."""
+    answer = subprocess.run([*compiler, "-dumpmachine"], capture_output=True, text=True)
     return answer.stdout.strip() or "an unknown target"
 
 
 def variants_for(target):
-    """Return the variants to compile for `target`; at import the CPU decides which of them run."""
+    """Return the variants to compile for `target`."""
     return {
         "x86_64": ["portable", "portable_fma", "avx2", "avx512"],
         "aarch64": ["portable", "neon", "dotprod"],
@@ -119,14 +167,13 @@ def compile_flags(target):
     return flags
 
 
-C = "kernels_pyx/c"
-
 setup(
     ext_modules=[
         Extension(
             "kernels_pyx.compiled",
             sources=["kernels_pyx/compiled.pyx", f"{C}/choose.c", f"{C}/parallel.c"],
-            depends=sorted(glob.glob("kernels_pyx/wrappers/*.pxi") + glob.glob(f"{C}/*.[ch]")),
+            depends=sorted(glob.glob("kernels_pyx/wrappers/*.pxi")
+                           + glob.glob(f"{C}/**/*.[ch]", recursive=True)),
             include_dirs=[C],
         )
     ],

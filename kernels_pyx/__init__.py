@@ -19,9 +19,8 @@ if find_spec(f"{__name__}.compiled"):
     from kernels_pyx import compiled
 
     _VARIANTS = {variant.name: variant for variant in compiled.runnable()}
-    # A child made by fork inherits OpenMP's state but not its threads, and would wait for them.
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: compiled.set_num_threads(1))
+        os.register_at_fork(after_in_child=compiled.forked)
 else:
     _VARIANTS = {}
 

@@ -5,7 +5,7 @@ here, before the GIL is released; the C code trusts them. One file in wrappers/ 
 """
 
 from libc.stddef cimport ptrdiff_t
-from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint16_t, uintptr_t
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uintptr_t
 
 OPERATIONS = {}
 """Operation name -> function of (Variant, *arguments)."""
@@ -67,14 +67,21 @@ HAS_THREADS = bool(parallel_available())
 """Whether the build can use more than one thread (OpenMP)."""
 
 cdef int num_threads = 1
+cdef int most_threads = 1024 if HAS_THREADS else 1
 
 
-def set_num_threads(int count):
+def set_num_threads(count):
     """Use up to `count` threads from now on; results do not depend on it. ValueError below 1."""
     global num_threads
-    if not 1 <= count <= 1024:
-        raise ValueError(f"the number of threads must be 1 to 1024, not {count}")
-    num_threads = count if HAS_THREADS else 1
+    num_threads = min(whole(count, "the number of threads", 1, 1024), most_threads)
+
+
+def forked():
+    """To be called in a child made by fork: it inherits OpenMP's state but not its threads, and
+    would wait for them without end. So it uses one thread, whatever it asks for."""
+    global most_threads
+    most_threads = 1
+    set_num_threads(1)
 
 
 def get_num_threads():

@@ -10,6 +10,7 @@
 
 extern const struct kernels kernels_portable;
 
+/* WITHOUT_...: setup.py says so of a variant that this compiler could not compile. */
 #if defined(__x86_64__)
 extern const struct kernels kernels_portable_fma, kernels_avx2, kernels_avx512;
 
@@ -18,14 +19,20 @@ int runnable_kernels(const struct kernels **found)
     int count = 0;
     __builtin_cpu_init();
     int fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#ifndef WITHOUT_AVX512
     if (fma && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
         && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
         && __builtin_cpu_supports("avx512vnni"))
         found[count++] = &kernels_avx512;
-    if (fma) {
+#endif
+#ifndef WITHOUT_AVX2
+    if (fma)
         found[count++] = &kernels_avx2;
+#endif
+#ifndef WITHOUT_PORTABLE_FMA
+    if (fma)
         found[count++] = &kernels_portable_fma;  /* the same source, with fmaf as one instruction */
-    }
+#endif
     found[count++] = &kernels_portable;
     return count;
 }
@@ -33,6 +40,7 @@ int runnable_kernels(const struct kernels **found)
 #elif defined(__aarch64__)
 extern const struct kernels kernels_neon, kernels_dotprod;
 
+#ifndef WITHOUT_DOTPROD
 static int has_dotprod(void)
 {
 #if defined(__linux__)
@@ -42,13 +50,18 @@ static int has_dotprod(void)
     return 1;  /* every aarch64 machine of Apple has it */
 #endif
 }
+#endif
 
 int runnable_kernels(const struct kernels **found)
 {
     int count = 0;
+#ifndef WITHOUT_DOTPROD
     if (has_dotprod())
         found[count++] = &kernels_dotprod;
+#endif
+#ifndef WITHOUT_NEON
     found[count++] = &kernels_neon;
+#endif
     found[count++] = &kernels_portable;
     return count;
 }

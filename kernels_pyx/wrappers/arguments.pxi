@@ -9,11 +9,58 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 
+from libc.math cimport INFINITY, isfinite
+
+from operator import index
+
 cdef dict BUFFER_FORMATS = {
     "float32": ("f",), "float16": ("e",), "int8": ("b",), "uint8": ("B",),
     "int32": ("i",) if sizeof(int) == 4 else ("l",),
     "int64": ("l", "q") if sizeof(long) == 8 else ("q",),
 }
+
+
+cdef ptrdiff_t whole(object value, str name, ptrdiff_t least, ptrdiff_t most) except? -1:
+    """Return a whole number within limits; TypeError for another type, ValueError outside them."""
+    cdef object number
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {type(value).__name__}") from None
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be {least} to {most}, not {shortened(number)}")
+    return number
+
+
+cdef float finite(object value, str name) except? -1:
+    """Return a number that is finite as a float32; TypeError for another type, else ValueError."""
+    cdef double number
+    try:
+        number = value
+    except TypeError:
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}") from None
+    except OverflowError:
+        number = INFINITY
+    if not isfinite(<float>number):
+        raise ValueError(f"{name} must be finite as a float32")
+    return <float>number
+
+
+cdef str shortened(object number):
+    """A whole number for a message; one of more digits than anybody reads only as such."""
+    return str(number) if -10**18 < number < 10**18 else "a number of more than 18 digits"
+
+
+cdef int apart(tuple outputs, tuple inputs) except -1:
+    """ValueError if an output shares memory with an input or with another output: the kernels
+    read an input again after they have begun to write. Views that interleave count as sharing."""
+    cdef Array output, other
+    cdef int i
+    for i, output in enumerate(outputs):
+        for other in inputs + outputs[i + 1:]:
+            if output.first_byte() < other.end() and other.first_byte() < output.end():
+                raise ValueError(f"{output.name} must not share memory with {other.name}")
+    return 0
 
 
 cdef class Array:
@@ -38,10 +85,11 @@ cdef class Array:
         try:
             PyObject_GetBuffer(array, &self.view, PyBUF_STRIDES | PyBUF_FORMAT
                                | (PyBUF_WRITABLE if writable else 0))
-        except (BufferError, ValueError) as error:
+        except (BufferError, ValueError, TypeError, NotImplementedError) as error:
             raise ValueError(f"{name} must be {wanted}: {error}") from None
         self.held = True
-        found = (<bytes>self.view.format).decode()
+        # An exporter may leave the format out: bytes.
+        found = (<bytes>self.view.format).decode("utf-8", "replace") if self.view.format else "B"
         if found[:1] == "=" and found[1:] in BUFFER_FORMATS[dtype]:
             raise ValueError(f"{name} is misaligned in memory; pass a copy")  # NumPy's mark of it
         if found not in BUFFER_FORMATS[dtype]:
@@ -75,9 +123,22 @@ cdef class Array:
 
     cdef ptrdiff_t head_stride(self):
         """Elements from one head to the next."""
-        if self.view.shape[0] > 1:
+        if self.view.shape[0] > 1 and self.view.len > 0:
             return self.view.strides[0] // self.view.itemsize
         return 0
+
+    cdef uintptr_t first_byte(self):
+        return <uintptr_t>self.view.buf
+
+    cdef uintptr_t end(self):
+        """The address behind the last element (strides are not negative here)."""
+        cdef uintptr_t last = self.first_byte()
+        cdef int axis
+        if self.view.len == 0:
+            return last
+        for axis in range(self.view.ndim):
+            last += <uintptr_t>((self.view.shape[axis] - 1) * self.view.strides[axis])
+        return last + <uintptr_t>self.view.itemsize
 
     cdef int require_shape(self, tuple shape, str why) except -1:
         """ValueError unless the array has this shape; `why` says where the shape comes from."""

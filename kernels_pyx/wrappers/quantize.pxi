@@ -10,13 +10,13 @@ cdef extern from "quantize.h":
 
 
 @operation
-def quantize_rows(Variant variant, x, int rule_code, out_q, out_scale):
+def quantize_rows(Variant variant, x, rule_code, out_q, out_scale):
     """Quantize rows of float32 to int8 with one scale a row (engine rule 1).
 
     x float32 [rows, d], read-only allowed; rule_code an index into ROUNDING_RULES; out_q int8
     [rows, d] and out_scale float32 [rows] receive the result. ValueError, with nothing written,
-    for NaN or infinity (names the row), for shapes that disagree and for d = 0; TypeError for a
-    wrong dtype.
+    for NaN or infinity (names the row), for shapes that disagree, for d = 0 and for outputs that
+    share memory; TypeError for a wrong dtype.
     """
     cdef Array rows = Array(x, "x", "float32", 2)
     cdef Array q = Array(out_q, "out_q", "int8", 2, True)
@@ -25,16 +25,15 @@ def quantize_rows(Variant variant, x, int rule_code, out_q, out_scale):
     cdef const float *source = <const float *>rows.view.buf
     cdef int8_t *q_out = <int8_t *>q.view.buf
     cdef float *scale_out = <float *>scale.view.buf
-    if not 0 <= rule_code < NUM_RULES:
-        raise ValueError(f"rule_code must be 0 to {NUM_RULES - 1}, not {rule_code}")
+    cdef rounding_rule rule = <rounding_rule>whole(rule_code, "rule_code", 0, NUM_RULES - 1)
     if d == 0:
         raise ValueError("x must have at least one value a row")
     q.require_shape((n, d), "like x")
     scale.require_shape((n,), "to have one value for each row of x")
+    apart((q, scale), (rows,))
     with nogil:
         bad = variant.c.quantize.first_bad_row(source, n, d)
         if bad < 0:
-            variant.c.quantize.quantize_rows(source, n, d, <rounding_rule>rule_code, q_out,
-                                             scale_out)
+            variant.c.quantize.quantize_rows(source, n, d, rule, q_out, scale_out)
     if bad >= 0:
         raise ValueError(f"x holds NaN or infinity in row {bad}")
