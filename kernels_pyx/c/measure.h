@@ -1,4 +1,5 @@
-/* What this machine can do at most: read bandwidth, multiply-adds a second. */
+/* What this machine can do at most, beside which a kernel's time says something: read bandwidth,
+ * float multiply-adds and int8 multiply-adds a second. */
 #ifndef COURSE_MEASURE_H
 #define COURSE_MEASURE_H
 
@@ -6,7 +7,18 @@
 #include <stdint.h>
 
 struct measure_kernels {
-    int none_yet;
+    /* Read `count` words in order; their sum modulo 2^32, so that no read can be left out. */
+    uint32_t (*sum_words)(const uint32_t *x, ptrdiff_t count, int threads);
+
+    /* Read blocks of `size` words each, the i-th from word first[i] on; the sum of them all. */
+    uint32_t (*sum_blocks)(const uint32_t *x, const int64_t *first, ptrdiff_t blocks,
+                           ptrdiff_t size, int threads);
+
+    /* Do `rounds` rounds of independent multiply-adds on every thread and nothing else; return how
+     * many operations that were (an addition and a multiplication are two). What came out goes to
+     * sink[0]. The second: int8 products summed in int32, by the instructions of the variant. */
+    double (*float_operations)(ptrdiff_t rounds, int threads, float *sink);
+    double (*int8_operations)(ptrdiff_t rounds, int threads, int32_t *sink);
 };
 
 #endif

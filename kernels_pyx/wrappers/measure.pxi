@@ -1,1 +1,76 @@
-# Empty so far.
+# What this machine can do at most: ./course bench states every kernel beside it.
+
+cdef extern from "measure.h":
+    cdef struct measure_kernels:
+        uint32_t sum_words(const uint32_t *x, ptrdiff_t count, int threads) nogil
+        uint32_t sum_blocks(const uint32_t *x, const int64_t *first, ptrdiff_t blocks,
+                            ptrdiff_t size, int threads) nogil
+        double float_operations(ptrdiff_t rounds, int threads, float *sink) nogil
+        double int8_operations(ptrdiff_t rounds, int threads, int32_t *sink) nogil
+
+
+@operation
+def read_words(Variant variant, words):
+    """Read int32 words in order and return their sum modulo 2**32.
+
+    words int32 [n], read-only allowed. TypeError for another dtype, ValueError for another layout.
+    """
+    cdef Array checked = Array(words, "words", "int32", 1)
+    cdef const uint32_t *x = <const uint32_t *>checked.view.buf
+    cdef ptrdiff_t count = checked.size(0)
+    cdef uint32_t total
+    cdef int threads = num_threads
+    with nogil:
+        total = variant.c.measure.sum_words(x, count, threads)
+    return total
+
+
+@operation
+def read_blocks(Variant variant, words, first, ptrdiff_t size):
+    """Read blocks of `size` words, each from word first[i] on; return their sum modulo 2**32.
+
+    words int32 [n], first int64 [blocks]. ValueError for a block that is not inside words.
+    """
+    cdef Array checked = Array(words, "words", "int32", 1)
+    cdef Array starts = Array(first, "first", "int64", 1)
+    cdef const uint32_t *x = <const uint32_t *>checked.view.buf
+    cdef const int64_t *start = <const int64_t *>starts.view.buf
+    cdef ptrdiff_t count = checked.size(0), blocks = starts.size(0), i
+    cdef uint32_t total
+    cdef int threads = num_threads
+    if not 0 <= size <= count:
+        raise ValueError(f"size must be 0 to the {count} words there are, not {size}")
+    for i in range(blocks):
+        if not 0 <= start[i] <= count - size:
+            raise ValueError(f"first[{i}] = {start[i]} leaves no {size} of {count} words")
+    with nogil:
+        total = variant.c.measure.sum_blocks(x, start, blocks, size, threads)
+    return total
+
+
+@operation
+def compute_float(Variant variant, ptrdiff_t rounds):
+    """Do rounds of independent float32 multiply-adds on every thread; return how many operations
+    (two a multiply-add) those were. ValueError for a negative number of rounds."""
+    cdef float sink = 0
+    cdef double operations
+    cdef int threads = num_threads
+    if rounds < 0:
+        raise ValueError(f"rounds must be at least 0, not {rounds}")
+    with nogil:
+        operations = variant.c.measure.float_operations(rounds, threads, &sink)
+    return operations
+
+
+@operation
+def compute_int8(Variant variant, ptrdiff_t rounds):
+    """Do rounds of independent int8 products summed in int32 on every thread, by the instructions
+    that the variant's weight products use; returns and raises as compute_float."""
+    cdef int32_t sink = 0
+    cdef double operations
+    cdef int threads = num_threads
+    if rounds < 0:
+        raise ValueError(f"rounds must be at least 0, not {rounds}")
+    with nogil:
+        operations = variant.c.measure.int8_operations(rounds, threads, &sink)
+    return operations
