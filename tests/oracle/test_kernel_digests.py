@@ -1,0 +1,61 @@
+"""Every compiled operation gives the bits of `golden/kernel_digests.json`, on every variant, with
+any number of threads. tools/make_kernel_digests.py writes the file, from the portable variant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import kernels_pyx
+from tests.oracle.kernel_cases import MEASURING, SIZES, Bits, cases
+
+GOLDEN = json.loads(
+    (Path(__file__).parent / "golden" / "kernel_digests.json").read_text(encoding="ascii"))
+OPERATIONS = sorted(SIZES)
+if kernels_pyx.VARIANTS:
+    from kernels_pyx.compiled import OPERATIONS as COMPILED
+needs_kernels = pytest.mark.skipif(not kernels_pyx.VARIANTS,
+                                   reason="the kernels are not compiled here")
+
+
+@pytest.fixture(params=(1, 2, 3), ids=lambda count: f"threads={count}")
+def threads(request):
+    from kernels_pyx import compiled
+
+    before = compiled.get_num_threads()
+    kernels_pyx.set_num_threads(request.param)
+    yield request.param
+    kernels_pyx.set_num_threads(before)
+
+
+@needs_kernels
+@pytest.mark.parametrize("variant", kernels_pyx.VARIANTS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_bits_are_those_of_the_file(variant, operation, threads):
+    got = {name: call.digest(variant) for name, call in cases(operation).items()}
+    expected = {name: GOLDEN[name] for name in got}
+    wrong = [name for name in got if got[name] != expected[name]]
+    assert not wrong, f"{len(wrong)} of {len(got)} differ: {wrong[:5]}"
+
+
+@needs_kernels
+def test_every_operation_has_cases():
+    assert set(COMPILED) == set(SIZES) | set(MEASURING)
+    assert all(len(sizes) >= 3 for sizes in SIZES.values())
+
+
+def test_the_file_holds_every_case_and_no_other():
+    assert list(GOLDEN) == [name for operation in OPERATIONS for name in cases(operation)]
+
+
+def test_cases_differ():
+    """Two cases with one digest would be one case."""
+    assert len(set(GOLDEN.values())) == len(GOLDEN)
+
+
+def test_inputs_are_the_same_on_every_machine():
+    """And with them the digests: no sampler and no mathematical function is involved."""
+    assert Bits("x").raw(2).tolist() == [2151374751030940024, 13648862252194908045]
+    assert Bits("x").floats(2).tolist() == [-0.7059421539306641, 0.9781718254089355]
