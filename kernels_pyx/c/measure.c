@@ -1,13 +1,5 @@
 #include "measure.h"
 
-/* Hide a value from the compiler: it can neither compute with what it held before nor move a
- * computation across this line. No instruction comes of it. */
-#if defined(V16_AVX512) || defined(V16_AVX2)
-#define HIDE(register_value) __asm__ volatile("" : "+x"(register_value))
-#elif defined(V16_NEON)
-#define HIDE(register_value) __asm__ volatile("" : "+w"(register_value))
-#endif
-
 /* ---- Reading ------------------------------------------------------------------------------- */
 
 /* Sixteen words are a cache line. The CPU's own prefetcher stops at the end of a page of 4 KB, so
@@ -86,153 +78,148 @@ static uint32_t sum_blocks(const uint32_t *x, const int64_t *first, ptrdiff_t bl
 
 /* ---- Computing ----------------------------------------------------------------------------- */
 
-struct computing {
-    ptrdiff_t rounds;
-    float float_sink[1024];  /* one for each thread's piece */
-    int32_t int_sink[1024];
-};
-
-/* A multiply-add waits some four cycles for the one before it in its chain; so many chains keep
- * two units of any of these CPUs busy and still fit the registers. */
+/* Every variant with the instructions that its kernels live on. A multiply-add waits some four
+ * cycles for the one before it in its chain: CHAINS of them keep two units busy and fit the
+ * registers. A vector holds FLOATS floats or INT8S int8 values.
+ *
+ * HIDE makes the compiler forget what a register holds, at no instruction: products that are the
+ * same in every round would otherwise be computed once. */
 #if defined(V16_AVX512)
-enum { CHAINS = 10 };
+enum { CHAINS = 10, FLOATS = 16, INT8S = 64 };
+#define HIDE(value) __asm__ volatile("" : "+v"(value))
+typedef __m512 floats;
+typedef __m512i int8s, int32s;
+static inline floats all_floats(float x) { return _mm512_set1_ps(x); }
+static inline int8s all_int8s(int8_t x) { return _mm512_set1_epi8(x); }
+static inline int32s no_int32s(void) { return _mm512_setzero_si512(); }
+static inline floats float_step(floats sum, floats a, floats b)
+{
+    return _mm512_fmadd_ps(a, b, sum);
+}
+static inline int32s int8_step(int32s sum, int8s a, int8s b)
+{
+    return _mm512_dpbusd_epi32(sum, a, b);
+}
+
 #elif defined(V16_AVX2)
-enum { CHAINS = 6 };
-#else
-enum { CHAINS = 5 };
-#endif
-
-static void float_piece(void *context, ptrdiff_t index, int thread)
+enum { CHAINS = 10, FLOATS = 8, INT8S = 32 };
+#define HIDE(value) __asm__ volatile("" : "+x"(value))
+typedef __m256 floats;
+typedef __m256i int8s, int32s;
+static inline floats all_floats(float x) { return _mm256_set1_ps(x); }
+static inline int8s all_int8s(int8_t x) { return _mm256_set1_epi8(x); }
+static inline int32s no_int32s(void) { return _mm256_setzero_si256(); }
+static inline floats float_step(floats sum, floats a, floats b)
 {
-    struct computing *c = context;
-    const v16 half = v16_set(0.5f), one = v16_set(1.0f);
-    v16 chain[CHAINS];
-    (void)thread;
-    for (int i = 0; i < CHAINS; i++)
-        chain[i] = v16_set((float)i);
-    for (ptrdiff_t round = 0; round < c->rounds; round++)
-        for (int i = 0; i < CHAINS; i++)
-            chain[i] = v16_fma(chain[i], half, one);
-    for (int i = 1; i < CHAINS; i++)
-        chain[0] = v16_add(chain[0], chain[i]);
-    c->float_sink[index] = v16_sum(chain[0]);
+    return _mm256_fmadd_ps(a, b, sum);
+}
+static inline int32s int8_step(int32s sum, int8s a, int8s b)
+{
+    /* Products summed in pairs to int16, pairs of those to int32. */
+    __m256i pairs = _mm256_maddubs_epi16(a, b);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-static double float_operations(ptrdiff_t rounds, int threads, float *sink)
-{
-    struct computing c = {.rounds = rounds};
-    parallel_for(threads, threads, float_piece, &c);
-    sink[0] = c.float_sink[0];
-    return 2.0 * 16 * CHAINS * (double)rounds * threads;
-}
-
-/* int8_step adds 64 products of int8 (one unsigned where the instruction wants that) to one chain
- * of int32 sums; every variant with the instructions that its weight products use. */
-#if defined(V16_AVX512)
-typedef __m512i int_sums;
-typedef __m512i int8_values;
-enum { INT_CHAINS = 10 };
-static inline int_sums int_sums_zero(void) { return _mm512_setzero_si512(); }
-static inline int8_values int8_ones(void) { return _mm512_set1_epi8(1); }
-static inline int_sums int8_step(int_sums sums, int8_values a, int8_values b)
-{
-    return _mm512_dpbusd_epi32(sums, a, b);
-}
-static inline int32_t int_sums_first(int_sums sums)
-{
-    return _mm_cvtsi128_si32(_mm512_castsi512_si128(sums));
-}
-#elif defined(V16_AVX2)
-/* Two vectors of 32: products in pairs to int16, pairs of those to int32, one addition. */
-typedef __m256i int_sums;
-typedef __m256i int8_values;
-enum { INT_CHAINS = 6 };
-static inline int_sums int_sums_zero(void) { return _mm256_setzero_si256(); }
-static inline int8_values int8_ones(void) { return _mm256_set1_epi8(1); }
-static inline int_sums int8_step(int_sums sums, int8_values a, int8_values b)
-{
-    const __m256i ones = _mm256_set1_epi16(1);
-    for (int i = 0; i < 2; i++) {
-        __m256i pairs = _mm256_maddubs_epi16(a, b);
-        HIDE(pairs);
-        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, ones));
-    }
-    return sums;
-}
-static inline int32_t int_sums_first(int_sums sums)
-{
-    return _mm_cvtsi128_si32(_mm256_castsi256_si128(sums));
-}
 #elif defined(V16_NEON)
-typedef int32x4_t int_sums;
-typedef int8x16_t int8_values;
-enum { INT_CHAINS = 10 };
-static inline int_sums int_sums_zero(void) { return vdupq_n_s32(0); }
-static inline int8_values int8_ones(void) { return vdupq_n_s8(1); }
-static inline int_sums int8_step(int_sums sums, int8_values a, int8_values b)
+enum { CHAINS = 10, FLOATS = 4, INT8S = 16 };
+#define HIDE(value) __asm__ volatile("" : "+w"(value))
+typedef float32x4_t floats;
+typedef int8x16_t int8s;
+typedef int32x4_t int32s;
+static inline floats all_floats(float x) { return vdupq_n_f32(x); }
+static inline int8s all_int8s(int8_t x) { return vdupq_n_s8(x); }
+static inline int32s no_int32s(void) { return vdupq_n_s32(0); }
+static inline floats float_step(floats sum, floats a, floats b) { return vfmaq_f32(sum, a, b); }
+static inline int32s int8_step(int32s sum, int8s a, int8s b)
 {
-    for (int i = 0; i < 4; i++) {
 #if defined(V16_DOTPROD)
-        sums = vdotq_s32(sums, a, b);
+    return vdotq_s32(sum, a, b);
 #else
-        int16x8_t pairs = vmull_s8(vget_low_s8(a), vget_low_s8(b));
-        pairs = vmlal_s8(pairs, vget_high_s8(a), vget_high_s8(b));
-        HIDE(pairs);
-        sums = vpadalq_s16(sums, pairs);
+    /* Products in int16, those of lanes i and i + 8 summed; pairs of these to int32. */
+    int16x8_t products = vmull_s8(vget_low_s8(a), vget_low_s8(b));
+    return vpadalq_s16(sum, vmlal_s8(products, vget_high_s8(a), vget_high_s8(b)));
 #endif
-    }
-    return sums;
 }
-static inline int32_t int_sums_first(int_sums sums) { return vgetq_lane_s32(sums, 0); }
+
+#else
+/* Plain C: arrays in memory, and the compiler does with them what it can. */
+enum { CHAINS = 4, FLOATS = 16, INT8S = 1024 };
+#define HIDE(value) __asm__ volatile("" : "+m"(value))
+typedef struct { float x[FLOATS]; } floats;
+typedef struct { int8_t x[INT8S]; } int8s;
+typedef struct { int32_t x; } int32s;
+static inline floats all_floats(float x)
+{
+    floats all;
+    for (int i = 0; i < FLOATS; i++)
+        all.x[i] = x;
+    return all;
+}
+static inline int8s all_int8s(int8_t x)
+{
+    int8s all;
+    memset(all.x, x, sizeof all.x);
+    return all;
+}
+static inline int32s no_int32s(void) { return (int32s){0}; }
+static inline floats float_step(floats sum, floats a, floats b)
+{
+    for (int i = 0; i < FLOATS; i++)
+        sum.x[i] = fmaf(a.x[i], b.x[i], sum.x[i]);
+    return sum;
+}
+static inline int32s int8_step(int32s sum, int8s a, int8s b)
+{
+    int32_t part = 0;
+    for (int i = 0; i < INT8S; i++)
+        part += a.x[i] * b.x[i];
+    return (int32s){(int32_t)((uint32_t)sum.x + (uint32_t)part)};
+}
 #endif
 
-#if defined(V16_AVX512) || defined(V16_AVX2) || defined(V16_NEON)
-static void int8_piece(void *context, ptrdiff_t index, int thread)
+static void float_piece(void *rounds, ptrdiff_t index, int thread)
 {
-    struct computing *c = context;
-    int8_values a = int8_ones(), b = int8_ones();
-    int_sums chain[INT_CHAINS];
-    (void)thread;
-    for (int i = 0; i < INT_CHAINS; i++)
-        chain[i] = int_sums_zero();
-    for (ptrdiff_t round = 0; round < c->rounds; round++) {
-        HIDE(a);  /* or the products, the same in every round, would be made once */
-        for (int i = 0; i < INT_CHAINS; i++)
+    const floats a = all_floats(0.5f), b = all_floats(0.25f);
+    floats chain[CHAINS];
+    (void)index, (void)thread;
+    for (int i = 0; i < CHAINS; i++)
+        chain[i] = all_floats((float)i);
+    for (ptrdiff_t round = *(const ptrdiff_t *)rounds; round > 0; round--)
+        for (int i = 0; i < CHAINS; i++)
+            chain[i] = float_step(chain[i], a, b);
+    for (int i = 0; i < CHAINS; i++)
+        HIDE(chain[i]);  /* as if it were used */
+}
+
+static void int8_piece(void *rounds, ptrdiff_t index, int thread)
+{
+    int8s a = all_int8s(1), b = all_int8s(1);
+    int32s chain[CHAINS];
+    (void)index, (void)thread;
+    for (int i = 0; i < CHAINS; i++)
+        chain[i] = no_int32s();
+    for (ptrdiff_t round = *(const ptrdiff_t *)rounds; round > 0; round--)
+        for (int i = 0; i < CHAINS; i++) {
+            HIDE(a);
             chain[i] = int8_step(chain[i], a, b);
-    }
-    int32_t sum = 0;
-    for (int i = 0; i < INT_CHAINS; i++)
-        sum = (int32_t)((uint32_t)sum + (uint32_t)int_sums_first(chain[i]));
-    c->int_sink[index] = sum;
+        }
+    for (int i = 0; i < CHAINS; i++)
+        HIDE(chain[i]);
 }
-#else
-enum { INT_CHAINS = 8 };
-static void int8_piece(void *context, ptrdiff_t index, int thread)
-{
-    struct computing *c = context;
-    int8_t a[64 * INT_CHAINS], b[64 * INT_CHAINS];
-    uint32_t sum = 0;
-    (void)thread;
-    memset(a, 1, sizeof a);
-    memset(b, 1, sizeof b);
-    for (ptrdiff_t round = 0; round < c->rounds; round++) {
-        int32_t part = 0;
-        __asm__ volatile("" : : "r"(a), "r"(b) : "memory");  /* a and b may have changed */
-        for (int i = 0; i < 64 * INT_CHAINS; i++)
-            part += a[i] * b[i];
-        sum += (uint32_t)part;
-    }
-    c->int_sink[index] = (int32_t)sum;
-}
-#endif
 
-static double int8_operations(ptrdiff_t rounds, int threads, int32_t *sink)
+static double float_operations(ptrdiff_t rounds, int threads)
 {
-    struct computing c = {.rounds = rounds};
-    parallel_for(threads, threads, int8_piece, &c);
-    sink[0] = c.int_sink[0];
-    return 2.0 * 64 * INT_CHAINS * (double)rounds * threads;
+    parallel_for(threads, threads, float_piece, &rounds);
+    return 2.0 * FLOATS * CHAINS * (double)rounds * threads;
 }
+
+static double int8_operations(ptrdiff_t rounds, int threads)
+{
+    parallel_for(threads, threads, int8_piece, &rounds);
+    return 2.0 * INT8S * CHAINS * (double)rounds * threads;
+}
+
+#undef HIDE
 
 static const struct measure_kernels measure_kernels = {
     sum_words, sum_blocks, float_operations, int8_operations,

@@ -15,10 +15,10 @@ struct measure_kernels {
                            ptrdiff_t size, int threads);
 
     /* Do `rounds` rounds of independent multiply-adds on every thread and nothing else; return how
-     * many operations that were (an addition and a multiplication are two). What came out goes to
-     * sink[0]. The second: int8 products summed in int32, by the instructions of the variant. */
-    double (*float_operations)(ptrdiff_t rounds, int threads, float *sink);
-    double (*int8_operations)(ptrdiff_t rounds, int threads, int32_t *sink);
+     * many operations that were (a multiplication and an addition are two). The second: int8
+     * products summed in int32, by the instructions that the variant has for them. */
+    double (*float_operations)(ptrdiff_t rounds, int threads);
+    double (*int8_operations)(ptrdiff_t rounds, int threads);
 };
 
 #endif

@@ -5,8 +5,11 @@ cdef extern from "measure.h":
         uint32_t sum_words(const uint32_t *x, ptrdiff_t count, int threads) nogil
         uint32_t sum_blocks(const uint32_t *x, const int64_t *first, ptrdiff_t blocks,
                             ptrdiff_t size, int threads) nogil
-        double float_operations(ptrdiff_t rounds, int threads, float *sink) nogil
-        double int8_operations(ptrdiff_t rounds, int threads, int32_t *sink) nogil
+        double float_operations(ptrdiff_t rounds, int threads) nogil
+        double int8_operations(ptrdiff_t rounds, int threads) nogil
+
+MAX_ROUNDS = 2**24
+"""A tenth of a second, or a few where each multiply-add is a call of the C library."""
 
 
 @operation
@@ -26,7 +29,7 @@ def read_words(Variant variant, words):
 
 
 @operation
-def read_blocks(Variant variant, words, first, ptrdiff_t size):
+def read_blocks(Variant variant, words, first, size):
     """Read blocks of `size` words, each from word first[i] on; return their sum modulo 2**32.
 
     words int32 [n], first int64 [blocks]. ValueError for a block that is not inside words.
@@ -38,39 +41,34 @@ def read_blocks(Variant variant, words, first, ptrdiff_t size):
     cdef ptrdiff_t count = checked.size(0), blocks = starts.size(0), i
     cdef uint32_t total
     cdef int threads = num_threads
-    if not 0 <= size <= count:
-        raise ValueError(f"size must be 0 to the {count} words there are, not {size}")
+    cdef ptrdiff_t length = whole(size, "size", 0, count)
     for i in range(blocks):
-        if not 0 <= start[i] <= count - size:
-            raise ValueError(f"first[{i}] = {start[i]} leaves no {size} of {count} words")
+        if not 0 <= start[i] <= count - length:
+            raise ValueError(f"first[{i}] = {start[i]} leaves no {length} of {count} words")
     with nogil:
-        total = variant.c.measure.sum_blocks(x, start, blocks, size, threads)
+        total = variant.c.measure.sum_blocks(x, start, blocks, length, threads)
     return total
 
 
 @operation
-def compute_float(Variant variant, ptrdiff_t rounds):
+def compute_float(Variant variant, rounds):
     """Do rounds of independent float32 multiply-adds on every thread; return how many operations
-    (two a multiply-add) those were. ValueError for a negative number of rounds."""
-    cdef float sink = 0
+    (two a multiply-add) those were. ValueError unless rounds is 0 to MAX_ROUNDS."""
     cdef double operations
     cdef int threads = num_threads
-    if rounds < 0:
-        raise ValueError(f"rounds must be at least 0, not {rounds}")
+    cdef ptrdiff_t count = whole(rounds, "rounds", 0, MAX_ROUNDS)
     with nogil:
-        operations = variant.c.measure.float_operations(rounds, threads, &sink)
+        operations = variant.c.measure.float_operations(count, threads)
     return operations
 
 
 @operation
-def compute_int8(Variant variant, ptrdiff_t rounds):
+def compute_int8(Variant variant, rounds):
     """Do rounds of independent int8 products summed in int32 on every thread, by the instructions
     that the variant's weight products use; returns and raises as compute_float."""
-    cdef int32_t sink = 0
     cdef double operations
     cdef int threads = num_threads
-    if rounds < 0:
-        raise ValueError(f"rounds must be at least 0, not {rounds}")
+    cdef ptrdiff_t count = whole(rounds, "rounds", 0, MAX_ROUNDS)
     with nogil:
-        operations = variant.c.measure.int8_operations(rounds, threads, &sink)
+        operations = variant.c.measure.int8_operations(count, threads)
     return operations
