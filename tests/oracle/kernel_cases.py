@@ -86,6 +86,10 @@ MEASURING = ("read_words", "read_blocks", "compute_float", "compute_int8")
 """Operations of ./course bench that have no result to compare."""
 
 
+LIMITS: dict[str, dict[str, tuple[int, int]]] = {}
+"""Operation -> the least and largest value of each dimension that is worth drawing."""
+
+
 def outputs(**arrays) -> dict[str, np.ndarray]:
     """Outputs as `name=(dtype, shape)`, filled with POISON."""
     made = {}
@@ -95,12 +99,14 @@ def outputs(**arrays) -> dict[str, np.ndarray]:
     return made
 
 
-def maker(*sizes: dict[str, int]):
-    """Register a function under its name, with the sizes of its cases."""
+def maker(*sizes: dict[str, int], **limits: tuple[int, int]):
+    """Register a function under its name, with the sizes of its cases and the least and largest
+    value of each dimension for the fuzz tests."""
 
     def register(function):
         MAKERS[function.__name__] = function
         SIZES[function.__name__] = list(sizes)
+        LIMITS[function.__name__] = limits
         return function
 
     return register
@@ -127,7 +133,8 @@ ODD_LENGTHS = (17, 1, 15, 33, 64, 127, 128, 200)
 
 @maker(*(dict(rows=3, d=d, rule_code=rule, exponent=exponent, spread=spread)
          for exponent, spread, lengths in ((0, 0, ODD_LENGTHS), (-22, 12, (37,)), (100, 20, (37,)))
-         for d in lengths for rule in range(4)))
+         for d in lengths for rule in range(4)),
+       rows=(0, 5), d=(1, 70), rule_code=(0, 3), exponent=(-40, 100), spread=(0, 20))
 def quantize_rows(bits, rows, d, rule_code=0, exponent=0, spread=0):
     return (dict(x=bits.floats((rows, d), exponent, spread), rule_code=rule_code),
             outputs(out_q=(np.int8, (rows, d)), out_scale=(F32, rows)))
