@@ -8,6 +8,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 from xml.etree import ElementTree
 
 from course_lib.paths import ROOT
@@ -39,8 +40,8 @@ def environ(**changes: str) -> dict[str, str]:
 
 
 def pytest(*arguments: str, python: str = sys.executable, env: dict[str, str] | None = None,
-           skips_fail: bool = False) -> Count:
-    """Run pytest, its output shown as it comes, and count its results.
+           skips_fail: bool = False, output: IO[str] | None = None) -> Count:
+    """Run pytest, its output shown as it comes or written to `output`, and count its results.
 
     No test collected, or an end that its own counts do not explain, counts as one failure; with
     `skips_fail` so does every skipped test.
@@ -49,13 +50,15 @@ def pytest(*arguments: str, python: str = sys.executable, env: dict[str, str] | 
         report = Path(folder) / "report.xml"
         command = [python, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
         command += [f"--junitxml={report}", *arguments]
-        code = subprocess.run(command, cwd=ROOT, env=env or environ()).returncode
+        code = subprocess.run(command, cwd=ROOT, env=env or environ(), stdout=output,
+                              stderr=output and subprocess.STDOUT).returncode
         count = read_report(report) if report.exists() else Count()
     if count == Count() or (code and not count.failed):
-        print(f"pytest ended with {code}: no test ran, or it stopped before the end", flush=True)
+        print(f"pytest ended with {code}: no test ran, or it stopped before the end", file=output,
+              flush=True)
         count += Count(failed=1)
     if skips_fail and count.skipped:
-        print("no test of this suite may be skipped", flush=True)
+        print("no test of this suite may be skipped", file=output, flush=True)
         count = Count(count.passed, count.failed + count.skipped)
     return count
 

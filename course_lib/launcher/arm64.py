@@ -1,0 +1,124 @@
+"""The tests of the kernels on emulated arm64 CPUs, on a machine with Debian's packages.
+
+tools/arm64/prepare.sh makes the emulated Python; here is what runs on it: the kernels' own tests
+on a CPU with the int8 dot product (the board's) and on one without, the rest of the library's
+unit tests and the stored oracle on the first, and two notebooks whose Jupyter server side runs
+here and whose kernel is emulated.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import IO
+
+from course_lib.launcher import state
+from course_lib.launcher.runner import TESTS, Count, environ, pytest
+from course_lib.launcher.side_environment import UPPER_FLOOR, impossible
+from course_lib.paths import NOTEBOOKS, ROOT
+
+CANNOT = 77
+"""prepare.sh's exit code when emulation is impossible on this machine; its last line says why."""
+
+DOTPROD_CPU, NEON_CPU = "cortex-a76", "cortex-a72"
+
+KERNEL_TESTS = ("arm64", "unit/test_kernels*.py", "unit/test_quant.py", "property/test_kernels*.py",
+                "oracle/test_kernel_digests.py")
+OTHER_TESTS = ("unit", "property", "oracle")
+NOT_EMULATED = (
+    *UPPER_FLOOR,
+    # About the machine outside: the launcher, its environments, its programs.
+    "test_cli.py", "test_launcher.py", "test_machine.py", "test_packaging.py",
+    "test_side_environment.py", "test_streams.py", "test_tools.py", "test_bench*.py",
+    # They need torch.
+    "test_engine_transformers.py", "test_training.py",
+)
+DAYS = ("day09_q8_kv.ipynb", "day10_sparse_attention.ipynb")
+CELL_SECONDS = "600"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Tests that run in one process; jobs run two at a time."""
+
+    title: str
+    run: Callable[[IO[str]], Count]
+
+
+def tests() -> Count:
+    """Prepare the emulated machine if needed and run everything on it."""
+    folder = f"{state.find_environment(str(ROOT))}-arm64"
+    problem = prepare(folder)
+    if problem is not None:
+        return problem
+    total = Count()
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        for title, count, text in pool.map(run_job, jobs(folder)):
+            print(f"-- {title}\n{text}", flush=True)
+            total += count
+    return total
+
+
+def prepare(folder: str) -> Count | None:
+    """Make the emulated Python in `folder`; return None, or the Count of why there is none."""
+    command = [str(ROOT / "tools" / "arm64" / "prepare.sh"), folder, sys.executable]
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environ())
+    print(result.stderr, end="", flush=True)
+    if result.returncode == 0:
+        return None
+    reason = (result.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    return impossible(reason) if result.returncode == CANNOT else Count(failed=1, note=reason)
+
+
+def jobs(folder: str) -> list[Job]:
+    """Longest first."""
+    ignored = [f"--ignore-glob={TESTS}/*/{name}" for name in NOT_EMULATED]
+    ignored += [f"--ignore-glob={TESTS / path}" for path in KERNEL_TESTS]
+    return [
+        *(Job(f"{day} with an emulated kernel", lambda out, day=day: notebook(folder, day, out))
+          for day in DAYS),
+        Job(f"the library on {DOTPROD_CPU}",
+            lambda out: emulated(folder, DOTPROD_CPU, "dotprod", out, *ignored,
+                                 *(str(TESTS / name) for name in OTHER_TESTS))),
+        *(Job(f"the kernels on {cpu}",
+              lambda out, cpu=cpu, best=best: emulated(folder, cpu, best, out, *kernel_tests()))
+          for cpu, best in ((DOTPROD_CPU, "dotprod"), (NEON_CPU, "neon"))),
+    ]
+
+
+def kernel_tests() -> list[str]:
+    return [str(path) for pattern in KERNEL_TESTS for path in sorted(TESTS.glob(pattern))]
+
+
+def run_job(job: Job) -> tuple[str, Count, str]:
+    """Run a job; return its title, results and output."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        count = job.run(output)
+        output.seek(0)
+        return job.title, count, output.read()
+
+
+def emulated(folder: str, cpu: str, best: str, output: IO[str], *arguments: str) -> Count:
+    """Run tests by the Python of an emulated CPU whose best variant of the kernels is `best`."""
+    env = arm64_environ(COURSE_EXPECT_VARIANT=best, COURSE_REQUIRE_KERNELS="1")
+    return pytest("-p", "emulated", *arguments, python=f"{folder}/python-{cpu}", env=env,
+                  output=output)
+
+
+def notebook(folder: str, name: str, output: IO[str]) -> Count:
+    """Run a notebook in an emulated kernel and compare its outputs with the stored ones."""
+    env = arm64_environ(JUPYTER_PATH=f"{folder}/jupyter", COURSE_THREADS="1")
+    return pytest("--nbval", "--nbval-kernel-name", DOTPROD_CPU, "--nbval-cell-timeout",
+                  CELL_SECONDS, str(NOTEBOOKS / name), env=env, output=output)
+
+
+def arm64_environ(**changes: str) -> dict[str, str]:
+    """The environment of emulated processes, which choose their own kernels."""
+    env = environ(**changes)
+    env.pop("COURSE_KERNEL", None)
+    return env
