@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import IO
 
 from course_lib.launcher import state
@@ -26,6 +27,7 @@ CANNOT = 77
 """prepare.sh's exit code when emulation is impossible on this machine; its last line says why."""
 
 DOTPROD_CPU, NEON_CPU = "cortex-a76", "cortex-a72"
+BEST_VARIANT = {DOTPROD_CPU: "dotprod", NEON_CPU: "neon"}
 
 KERNEL_TESTS = ("arm64", "unit/test_kernels*.py", "unit/test_quant.py", "property/test_kernels*.py",
                 "oracle/test_kernel_digests.py")
@@ -79,15 +81,12 @@ def jobs(folder: str) -> list[Job]:
     """Longest first."""
     ignored = [f"--ignore-glob={TESTS}/*/{name}" for name in NOT_EMULATED]
     ignored += [f"--ignore-glob={TESTS / path}" for path in KERNEL_TESTS]
+    library = [*ignored, *(str(TESTS / name) for name in OTHER_TESTS)]
     return [
-        *(Job(f"{day} with an emulated kernel", lambda out, day=day: notebook(folder, day, out))
-          for day in DAYS),
-        Job(f"the library on {DOTPROD_CPU}",
-            lambda out: emulated(folder, DOTPROD_CPU, "dotprod", out, *ignored,
-                                 *(str(TESTS / name) for name in OTHER_TESTS))),
-        *(Job(f"the kernels on {cpu}",
-              lambda out, cpu=cpu, best=best: emulated(folder, cpu, best, out, *kernel_tests()))
-          for cpu, best in ((DOTPROD_CPU, "dotprod"), (NEON_CPU, "neon"))),
+        *(Job(f"{day} with an emulated kernel", partial(notebook, folder, day)) for day in DAYS),
+        Job(f"the library on {DOTPROD_CPU}", partial(emulated, folder, DOTPROD_CPU, library)),
+        *(Job(f"the kernels on {cpu}", partial(emulated, folder, cpu, kernel_tests()))
+          for cpu in BEST_VARIANT),
     ]
 
 
@@ -103,9 +102,9 @@ def run_job(job: Job) -> tuple[str, Count, str]:
         return job.title, count, output.read()
 
 
-def emulated(folder: str, cpu: str, best: str, output: IO[str], *arguments: str) -> Count:
-    """Run tests by the Python of an emulated CPU whose best variant of the kernels is `best`."""
-    env = arm64_environ(COURSE_EXPECT_VARIANT=best, COURSE_REQUIRE_KERNELS="1")
+def emulated(folder: str, cpu: str, arguments: list[str], output: IO[str]) -> Count:
+    """Run tests by the Python of an emulated CPU."""
+    env = arm64_environ(COURSE_EXPECT_VARIANT=BEST_VARIANT[cpu], COURSE_REQUIRE_KERNELS="1")
     return pytest("-p", "emulated", *arguments, python=f"{folder}/python-{cpu}", env=env,
                   output=output)
 
