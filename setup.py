@@ -36,8 +36,11 @@ class BuildKernels(build_ext):
 
     def run(self):
         in_place = self.inplace  # which setuptools sets aside while it builds
-        if not os.environ.get("CC", "x").strip():
+        compiler = os.environ.get("CC")
+        if compiler is not None and not compiler.strip():
             del os.environ["CC"]  # empty is as good as not set
+        elif compiler and shutil.which(compiler):
+            os.environ["CC"] = shlex.quote(compiler)  # one program, although there are spaces
         try:
             super().run()
         except NotBuilt as reason:

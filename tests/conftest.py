@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
-from course_lib.engine import Engine
-from course_lib.paths import MODELS
+if os.environ.get("COURSE_TEST_KERNELS"):
+    # Tests of kernels that were built in another way, in another folder; see tests/builds.
+    sys.path.insert(0, os.environ["COURSE_TEST_KERNELS"])
+    import kernels_pyx.compiled
+
+    assert kernels_pyx.compiled.__file__.startswith(os.environ["COURSE_TEST_KERNELS"])
+
+from course_lib.engine import Engine  # noqa: E402
+from course_lib.paths import MODELS  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=names, action="append", metavar="SUITE",
                         help=f"run this suite (may be repeated): {', '.join(names)}")
     parser.add_argument("--full", action="store_true",
-                        help="also " + ", ".join(s.name for s in SUITES if s.full)
+                        help="also " + ", ".join(s.name for s in SUITES if s.needs == "full")
                         + " (they install packages; torch may be several GB)")
+    parser.add_argument("--sanitize", action="store_true",
+                        help="also the kernels under gcc's sanitizers")
+    parser.add_argument("--arm64", action="store_true",
+                        help="also the kernels on emulated arm64 (as root, installs Debian's "
+                        "gcc-aarch64-linux-gnu and qemu-user)")
     parser.add_argument("--backend", metavar="NAME", help="kernels to use, as COURSE_KERNEL")
 
 
@@ -30,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
         os.environ["COURSE_KERNEL"] = args.backend
     info = backend.info()
     print(f"backend: {info.variant} ({info.reason})", flush=True)
-    suites = [s for s in SUITES if (s.name in args.only if args.only else args.full or not s.full)]
+    suites = [s for s in SUITES
+              if (s.name in args.only if args.only else not s.needs or getattr(args, s.needs))]
     results: list[tuple[Suite, Count, float]] = []
     try:
         for suite in suites:

@@ -9,19 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from course_lib.launcher import side_environment
+from course_lib.launcher import arm64, kernel_builds, side_environment
 from course_lib.launcher.runner import TESTS, Count, environ, pytest
 from course_lib.paths import NOTEBOOKS, ROOT
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A named set of tests. `full`: only with --full or when named by --only."""
+    """A named set of tests. `needs`: runs only with this option of `./course test` ("full" for
+    --full), or when named by --only."""
 
     name: str
     about: str
     run: Callable[[], Count]
-    full: bool = False
+    needs: str = ""
 
 
 WORKERS = ("-n", str(min(2, os.cpu_count() or 1)))
@@ -80,6 +81,10 @@ def oracle_torch() -> Count:
     return side_environment.oracle_tests()
 
 
+def sanitized() -> Count:
+    return kernel_builds.sanitized()
+
+
 def pythons() -> Count:
     return side_environment.other_pythons()
 
@@ -93,8 +98,12 @@ SUITES = (
     Suite("notebook", "tests/notebook", folder("notebook")),
     Suite("nbval", "every notebook's outputs", nbval),
     Suite("grading", "tests/grading", folder("grading")),
-    Suite("nbval-numpy", "every notebook's outputs on NumPy", lambda: nbval("numpy"), full=True),
-    Suite("oracle-torch", "tests/oracle against torch, in .venv-oracle", oracle_torch, full=True),
-    Suite("pythons", "tests/unit on other Pythons, in .venv-py3.x", pythons, full=True),
+    Suite("builds", "tests/builds: the kernels by other compilers", folder("builds"), "full"),
+    Suite("nbval-numpy", "every notebook's outputs on NumPy", lambda: nbval("numpy"), "full"),
+    Suite("oracle-torch", "tests/oracle against torch, in .venv-oracle", oracle_torch, "full"),
+    Suite("pythons", "tests/unit on other Pythons, in .venv-py3.x", pythons, "full"),
+    Suite("sanitize", "the kernels under address and undefined-behaviour sanitizers", sanitized,
+          "sanitize"),
+    Suite("arm64", "the kernels on emulated arm64, in .venv-arm64", arm64.tests, "arm64"),
 )
 """Fast ones first."""

@@ -163,7 +163,8 @@ def test_counting_a_real_run(tmp_path):
 def run_test_command(monkeypatch, capsys, *argv: str) -> tuple[int, list[str]]:
     chosen = [Suite("unit", "x", lambda: Count(3, 0, 1)), Suite("lint", "x", lambda: Count(0, 1)),
               Suite("property", "x", lambda: Count(note="there is no tests/property")),
-              Suite("pythons", "x", lambda: Count(5), full=True)]
+              Suite("pythons", "x", lambda: Count(5), needs="full"),
+              Suite("sanitize", "x", lambda: Count(100), needs="sanitize")]
     monkeypatch.setattr(test_command, "SUITES", chosen)
     monkeypatch.setenv("COURSE_KERNEL", "numpy")
     code = cli.main(["test", *argv])
@@ -184,6 +185,10 @@ def test_only_and_full_choose_suites(monkeypatch, capsys):
     assert code == 0 and lines[-1] == "8 passed, 0 failed, 1 skipped"
     code, lines = run_test_command(monkeypatch, capsys, "--full")
     assert code == 1 and lines[-1] == "8 passed, 1 failed, 1 skipped"
+    code, lines = run_test_command(monkeypatch, capsys, "--sanitize")
+    assert code == 1 and lines[-1] == "103 passed, 1 failed, 1 skipped"
+    code, lines = run_test_command(monkeypatch, capsys, "--full", "--sanitize")
+    assert code == 1 and lines[-1] == "108 passed, 1 failed, 1 skipped"
 
 
 def test_a_folder_that_is_not_there_is_a_note_and_no_failure():
