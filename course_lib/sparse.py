@@ -11,8 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from course_lib.arrays import F32, LayerRows, as_float32, positive_int, require_finite
-from course_lib.attention import attend, check_query, check_rows, kv_head, quiet, widen
+from course_lib import backend, sparse_kernels
+from course_lib.arrays import (
+    F32,
+    LayerRows,
+    NotFiniteError,
+    as_float32,
+    positive_int,
+    require_finite,
+)
+from course_lib.attention import attend
+from course_lib.attention_common import check_query, check_rows, kv_head, quiet, widen
+from course_lib.gather import gather_blocks as gather_blocks
+from course_lib.gather import gather_rows
 
 REASONS = ("importance", "probe", "recency", "evicted_by_recency", "not_selected")
 
@@ -120,6 +131,9 @@ def probe_heads(q: np.ndarray, rows: LayerRows, block_size: int, n_probe: int) -
     n = rows.k.shape[1]
     full = n // positive_int(block_size, "block_size") * block_size
     scores = np.empty((len(q), n_blocks(n, block_size)), F32)
+    if backend.kernel("probe_scores") is not None:
+        return sparse_kernels.probe_scores(q, rows, block_size, positive_int(n_probe, "n_probe"),
+                                           scores)
     if full:
         scores[:, : full // block_size] = _block_maxima(q, rows.upto(full), block_size, n_probe)
     if full < n:
@@ -128,7 +142,8 @@ def probe_heads(q: np.ndarray, rows: LayerRows, block_size: int, n_probe: int) -
     finite = np.isfinite(scores)
     if not finite.all():
         block = int(np.argwhere(~finite)[0, 1])
-        raise ValueError(f"the probe score of block {block} is not finite; a K row of it is bad.")
+        raise NotFiniteError(f"the probe score of block {block} is not finite; "
+                             "a K row of it is bad.")
     return scores
 
 
@@ -144,7 +159,9 @@ def _block_maxima(q: np.ndarray, rows: LayerRows, length: int, n_probe: int) -> 
     if rows.k_scale is not None:
         dots *= rows.k_scale.reshape(num_kv_heads, 1, n // length, length)[..., ::step]
     by_sample = np.ascontiguousarray(dots.reshape(-1, dots.shape[-1]).T)  # faster to reduce
-    return by_sample.max(axis=0).reshape(len(q), -1)
+    best = by_sample.max(axis=0)
+    best[~np.isfinite(by_sample).all(axis=0)] = np.nan  # also where only a smaller score is bad
+    return best.reshape(len(q), -1)
 
 
 def importance_sums(importance: Any, block_size: int = 32) -> np.ndarray:
@@ -156,12 +173,16 @@ def importance_sums(importance: Any, block_size: int = 32) -> np.ndarray:
     importance = as_float32(importance, "importance", 1)
     if importance.size == 0:
         raise ValueError("importance must hold at least one token.")
+    if backend.kernel("importance_sums") is not None:
+        return sparse_kernels.importance_sums(
+            importance, block_size, np.empty(n_blocks(len(importance), block_size), F32))
     padded = np.zeros((n_blocks(len(importance), block_size), block_size), F32)
     padded.ravel()[: len(importance)] = importance
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.add.accumulate(padded, axis=1)[:, -1].copy()
     if not np.isfinite(sums).all():
-        raise ValueError("importance holds NaN or infinity; check the prefill that recorded it.")
+        raise NotFiniteError("importance holds NaN or infinity; check the prefill that recorded "
+                             "it.")
     return sums
 
 
@@ -191,7 +212,27 @@ def select_from_scores(probe: Any, importance_sum: Any, k_blocks: int) -> Select
         importance_sum = as_float32(importance_sum, "importance_sum", 1)
         if importance_sum.shape != probe.shape or not np.isfinite(importance_sum).all():
             raise ValueError(f"importance_sum must hold {probe.size} finite sums, one per block.")
-    return select_heads(probe[None], importance_sum, k_blocks)[0]
+    return choose_heads(probe[None], importance_sum, k_blocks)[0]
+
+
+def choose_heads(probe: np.ndarray, importance: np.ndarray | None,
+                 k_blocks: int) -> list[Selection]:
+    """Return what select_heads returns, from the compiled kernel where there is one."""
+    if backend.kernel("select_blocks") is None:
+        return select_heads(probe, importance, k_blocks)
+    chosen = sparse_kernels.Chosen(len(probe), probe.shape[1], positive_int(k_blocks, "k_blocks"))
+    chosen.select(probe, importance)
+    return _selections(probe, importance, chosen)
+
+
+def _selections(probe: np.ndarray, importance: np.ndarray | None,
+                chosen: sparse_kernels.Chosen) -> list[Selection]:
+    reserved = 0 if importance is None else chosen.reserved
+    return [Selection(ids, order, scores, importance, reserved,
+                      *((None, None) if recency < 0 else (recency, evicted)))
+            for ids, order, scores, recency, evicted in zip(
+                chosen.ids.astype(np.int64), chosen.order.astype(np.int64), probe,
+                chosen.recency.tolist(), chosen.evicted.tolist(), strict=True)]
 
 
 def select_heads(probe: np.ndarray, importance: np.ndarray | None,
@@ -236,7 +277,7 @@ def select_blocks(q: Any, k: Any, *, k_blocks: int = 32, block_size: int = 32, n
     query, rows = _one_head(q, k, k_scale)
     require_finite(rows.k[0], "k")
     sums = _checked_sums(importance, rows.k.shape[1], block_size)
-    return select_heads(probe_heads(query, rows, block_size, n_probe), sums, k_blocks)[0]
+    return choose_heads(probe_heads(query, rows, block_size, n_probe), sums, k_blocks)[0]
 
 
 def sparse_decode_gate(n: int, k_blocks: int, block_size: int = 32) -> bool:
@@ -248,47 +289,36 @@ def sparse_decode_gate(n: int, k_blocks: int, block_size: int = 32) -> bool:
     return n > 2 * block_size and n > k_blocks * block_size
 
 
-def gather_blocks(rows: np.ndarray, ids: np.ndarray, block_size: int = 32) -> np.ndarray:
-    """Return the rows [n, ...] of the given blocks (ascending ids) as one contiguous array.
-
-    Blocks that follow each other are not copied: the result is then a view.
-    """
-    first, last = int(ids[0]), int(ids[-1])
-    if last - first + 1 == len(ids):
-        return rows[first * block_size : (last + 1) * block_size]
-    full = len(rows) // block_size
-    whole = ids[:-1] if last == full else ids  # a short last block, if chosen, comes last
-    size = len(whole) * block_size
-    tail = rows[full * block_size :] if last == full else rows[:0]
-    out = np.empty((size + len(tail), *rows.shape[1:]), rows.dtype)
-    blocks = rows[: full * block_size].reshape(full, block_size, *rows.shape[1:])
-    np.take(blocks, whole, axis=0, out=out[:size].reshape(len(whole), *blocks.shape[1:]),
-            mode="clip")  # "raise" would go through a second buffer; the ids are in range
-    out[size:] = tail
-    return out
-
-
-def gather_rows(head: LayerRows, ids: np.ndarray, block_size: int = 32) -> LayerRows:
-    """Return the rows of one KV head in the given blocks; see gather_blocks."""
-    return head.map(lambda a: gather_blocks(a, ids, block_size))
-
-
 def sparse_attention(q: Any, k: Any, v: Any, k_scale: Any = None, v_scale: Any = None, *,
                      k_blocks: int = 32, block_size: int = 32, n_probe: int = 8,
-                     importance: Any = None) -> tuple[np.ndarray, list[Selection]]:
+                     importance: Any = None,
+                     shared_selection: bool = False) -> tuple[np.ndarray, list[Selection]]:
     """Attention of one query over selected blocks only, each query head with its own selection.
 
     q float32 [num_heads, head_dim]; k, v, scales as for attention.two_pass; importance float32
     [n] or None. Returns (out float32 [num_heads, head_dim], one Selection per head). With
-    k_blocks >= n_blocks the output is bit-equal to two_pass. Only sampled and selected rows are
-    read, so only those are checked for NaN. Raises ValueError as two_pass and select_blocks do.
+    shared_selection the query heads of a KV head share one (ours, not the article's): a block's
+    probe score is the largest of theirs. With k_blocks >= n_blocks the output is bit-equal to
+    two_pass. Only sampled and selected rows are read, so only those are checked for NaN. Raises
+    ValueError as two_pass and select_blocks do.
     """
     q = check_query(q)
     rows = check_rows(q, k, v, k_scale, v_scale)
     sums = _checked_sums(importance, rows.k.shape[1], block_size)
-    selections = select_heads(probe_heads(q, rows, block_size, n_probe), sums, k_blocks)
+    if backend.kernel("sparse_attention") is not None:
+        count = n_blocks(rows.k.shape[1], block_size)
+        chosen = sparse_kernels.Chosen(len(q), count, positive_int(k_blocks, "k_blocks"))
+        out, probe = chosen.attend(q, rows, sums, block_size, positive_int(n_probe, "n_probe"),
+                                   shared_selection)
+        return out, _selections(probe, sums, chosen)
+    probe = probe_heads(q, rows, block_size, n_probe)
+    if shared_selection:
+        by_group = probe.reshape(len(rows.k), -1, probe.shape[1])
+        probe = np.broadcast_to(by_group.max(axis=1, keepdims=True), by_group.shape).reshape(
+            probe.shape)
+    selections = select_heads(probe, sums, k_blocks)
     out = np.empty_like(q)
-    for h, chosen in enumerate(selections):
+    for h, selection in enumerate(selections):
         head = rows.head(kv_head(h, len(q), len(rows.k)))
-        out[h] = attend(q[h], widen(gather_rows(head, chosen.ids, block_size)))
+        out[h] = attend(q[h], widen(gather_rows(head, selection.ids, block_size)))
     return out, selections
