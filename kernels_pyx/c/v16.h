@@ -29,6 +29,17 @@
 #include "v16_portable.h"
 #endif
 
+/* The sums of V16_ACCUMULATORS vectors: as many as a loop can keep in registers and still have as
+ * many again to work with. */
+static inline void v16_sum_all(float *sums, const v16 *a)
+{
+#if defined(V16_AVX512)
+    v16_sum16(sums, a);
+#else
+    v16_sum4(sums, a[0], a[1], a[2], a[3]);
+#endif
+}
+
 /* The first `count` of 16 floats, 0 in the other lanes; nothing behind them is read. */
 static inline v16 v16_load_part(const float *x, ptrdiff_t count)
 {

@@ -3,6 +3,8 @@
 
 typedef struct { __m256 low, high; } v16;
 
+enum { V16_ACCUMULATORS = 4 };  /* half of the 16 registers */
+
 #define V16_BOTH(f, a, b) (v16){f((a).low, (b).low), f((a).high, (b).high)}
 
 static inline v16 v16_set(float x) { return (v16){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

@@ -3,6 +3,8 @@
 
 typedef struct { float32x4_t a, b, c, d; } v16;
 
+enum { V16_ACCUMULATORS = 4 };  /* half of the 32 registers */
+
 #define V16_ALL(f, x, y) (v16){f((x).a, (y).a), f((x).b, (y).b), f((x).c, (y).c), f((x).d, (y).d)}
 
 static inline v16 v16_set(float x)

@@ -3,6 +3,8 @@
 
 typedef struct { float lane[16]; } v16;
 
+enum { V16_ACCUMULATORS = 4 };
+
 #define V16_EACH for (int i = 0; i < 16; i++)
 
 static inline v16 v16_set(float x) { v16 r; V16_EACH r.lane[i] = x; return r; }

@@ -1,0 +1,162 @@
+/* Dots of an int8 query with int8 rows.
+ *
+ * The query has one scale per group of 32 values. In a group the products are whole numbers and
+ * their sum is exact in whatever order it is made, which is where each instruction set goes its
+ * own way: |sum| <= 32 * 127 * 128 < 2^19. Then one chain over the groups of a row,
+ * s = fma(q_scale[g], sum of g, s) from 0: that order is the definition. q never holds -128; K of
+ * a foreign array may. */
+
+enum { GROUP = 32 };
+
+/* The definition. */
+static float q8_dot(const int8_t *q, const float *q_scale, const int8_t *k, ptrdiff_t d)
+{
+    float s = 0.0f;
+    for (ptrdiff_t g = 0; g < d / GROUP; g++) {
+        int32_t sum = 0;
+        for (int i = 0; i < GROUP; i++)
+            sum += q[g * GROUP + i] * k[g * GROUP + i];
+        s = fmaf(q_scale[g], (float)sum, s);
+    }
+    return s;
+}
+
+#if defined(V16_AVX512) || defined(V16_AVX2)
+
+/* Eight partial sums of a group: products of 4 neighbours each. */
+static inline __m256i group_sums(__m256i q, __m256i k, __m256i offset)
+{
+#if defined(V16_AVX512)
+    /* vpdpbusd multiplies unsigned by signed bytes. k ^ 0x80 is k + 128 without sign; the 128 times
+     * the sum of q that this adds is in the offset, where the sums start. */
+    return _mm256_dpbusd_epi32(offset, _mm256_xor_si256(k, _mm256_set1_epi8(-128)), q);
+#else
+    /* vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16 bits, saturating: |k|
+     * times q with the sign of k is at most 2 * 128 * 127 = 32512 and fits. */
+    (void)offset;
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(k), _mm256_sign_epi8(q, k));
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#endif
+}
+
+/* Dots with four rows. The eight partial sums of four rows are added together by pairs. */
+ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t *offsets,
+                           const int8_t *k, ptrdiff_t d, float *dots)
+{
+    __m128 s = _mm_setzero_ps();
+    for (ptrdiff_t g = 0; g < d / GROUP; g++) {
+        const __m256i query = _mm256_loadu_si256((const __m256i *)(q + g * GROUP));
+        const __m256i offset = _mm256_castsi128_si256(_mm_cvtsi32_si128(offsets[g]));
+        __m256i x[4];
+        for (int r = 0; r < 4; r++)
+            x[r] = group_sums(
+                query, _mm256_loadu_si256((const __m256i *)(k + r * d + g * GROUP)), offset);
+        __m256i pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(x[0], x[1]),
+                                          _mm256_hadd_epi32(x[2], x[3]));
+        __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(pairs),
+                                     _mm256_extracti128_si256(pairs, 1));
+        s = _mm_fmadd_ps(_mm_set1_ps(q_scale[g]), _mm_cvtepi32_ps(sums), s);
+    }
+    _mm_storeu_ps(dots, s);
+}
+
+#elif defined(V16_NEON)
+
+ALWAYS_INLINE int32x4_t group_sums(int8x16_t q0, int8x16_t q1, int8x16_t k0, int8x16_t k1,
+                                   int32x4_t sums)
+{
+#if defined(V16_DOTPROD)
+    return vdotq_s32(vdotq_s32(sums, k0, q0), k1, q1);
+#else
+    /* Two products fit into 16 bits: 2 * 128 * 127 = 32512. */
+    int16x8_t low = vmlal_high_s8(vmull_s8(vget_low_s8(k0), vget_low_s8(q0)), k0, q0);
+    int16x8_t high = vmlal_high_s8(vmull_s8(vget_low_s8(k1), vget_low_s8(q1)), k1, q1);
+    return vpadalq_s16(vpadalq_s16(sums, low), high);
+#endif
+}
+
+/* Dots with four rows. The sums run on from group to group, so that they are set to 0 only once;
+ * what a group adds is the difference. */
+ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t *offsets,
+                           const int8_t *k, ptrdiff_t d, float *dots)
+{
+    (void)offsets;
+    float32x4_t s = vdupq_n_f32(0.0f);
+    int32x4_t before = vdupq_n_s32(0), x[4] = {before, before, before, before};
+    for (ptrdiff_t g = 0; g < d / GROUP; g++) {
+        int8x16_t q0 = vld1q_s8(q + g * GROUP), q1 = vld1q_s8(q + g * GROUP + 16);
+        for (int r = 0; r < 4; r++) {
+            const int8_t *row = k + r * d + g * GROUP;
+            x[r] = group_sums(q0, q1, vld1q_s8(row), vld1q_s8(row + 16), x[r]);
+        }
+        int32x4_t sums = vpaddq_s32(vpaddq_s32(x[0], x[1]), vpaddq_s32(x[2], x[3]));
+        s = vfmaq_n_f32(s, vcvtq_f32_s32(vsubq_s32(sums, before)), q_scale[g]);
+        before = sums;
+    }
+    vst1q_f32(dots, s);
+}
+
+#else
+
+ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t *offsets,
+                           const int8_t *k, ptrdiff_t d, float *dots)
+{
+    (void)offsets;
+    for (int r = 0; r < 4; r++)
+        dots[r] = q8_dot(q, q_scale, k + r * d, d);
+}
+
+#endif
+
+/* Queries as int8: values[queries][d], scales and, for VNNI, -128 * sum of the values, both
+ * [queries][d / 32]. */
+struct q8_queries {
+    int8_t *values;
+    float *scales;
+    int32_t *offsets;
+};
+
+static void quantize_queries(const float *q, ptrdiff_t queries, ptrdiff_t d,
+                             const struct q8_queries *to)
+{
+    const ptrdiff_t groups = queries * (d / GROUP);
+    quantize_rows(q, groups, GROUP, HALF_AWAY, to->values, to->scales);
+    for (ptrdiff_t g = 0; g < groups; g++) {
+        int32_t sum = 0;
+        for (int i = 0; i < GROUP; i++)
+            sum += to->values[g * GROUP + i];
+        to->offsets[g] = -128 * sum;
+    }
+}
+
+ALWAYS_INLINE void q8_dot_run(const int8_t *q, const float *q_scale, const int32_t *offsets,
+                              const int8_t *k, ptrdiff_t num_rows, ptrdiff_t d, const char *ahead,
+                              float *dots)
+{
+    ptrdiff_t r = 0;
+    for (; r + 4 <= num_rows; r += 4) {
+        if (ahead)
+            prefetch(ahead + r * d, 4 * d);
+        q8_dot4(q, q_scale, offsets, k + r * d, d, dots + r);
+    }
+    for (; r < num_rows; r++)
+        dots[r] = q8_dot(q, q_scale, k + r * d, d);
+}
+
+/* As dots_of_run, for int8 queries. */
+static void q8_dots_of_run(const struct q8_queries *q, ptrdiff_t queries, const int8_t *k,
+                           ptrdiff_t num_rows, ptrdiff_t d, const char *ahead, float *dots,
+                           ptrdiff_t stride)
+{
+    for (ptrdiff_t j = 0; j < queries; j++, ahead = NULL) {
+        const int8_t *values = q->values + j * d;
+        const float *scales = q->scales + j * (d / GROUP);
+        const int32_t *offsets = q->offsets + j * (d / GROUP);
+        if (d == 128)
+            q8_dot_run(values, scales, offsets, k, num_rows, 128, ahead, dots + j * stride);
+        else if (d == 64)
+            q8_dot_run(values, scales, offsets, k, num_rows, 64, ahead, dots + j * stride);
+        else
+            q8_dot_run(values, scales, offsets, k, num_rows, d, ahead, dots + j * stride);
+    }
+}

@@ -1,0 +1,129 @@
+/* A single pass over the tokens (online softmax), 32 at a time: K and V of these 32, then the next.
+ *
+ * With a running maximum, a running sum and a running output, all from nothing. A block whose
+ * maximum is larger than the running one first shrinks sum and output by exp(old - new). */
+
+enum { TILE_TOKENS = 32 };
+
+struct single_pass_state {
+    float max, total;
+    ptrdiff_t status;
+};
+
+static size_t single_pass_scratch(ptrdiff_t queries, ptrdiff_t d)
+{
+    const size_t each = 2 * ((size_t)d + 15) + TILE_TOKENS
+        + sizeof(struct single_pass_state) / sizeof(float);
+    return each > SIZE_MAX / 2 / (size_t)queries ? SIZE_MAX / 2 : each * (size_t)queries + 48;
+}
+
+/* One query, one block: 32 scores (those behind `count` are never used) become weights. */
+static void single_pass_tile(struct single_pass_state *state, float *scores, ptrdiff_t count,
+                             float *acc, ptrdiff_t padded)
+{
+    for (ptrdiff_t t = count; t < TILE_TOKENS; t++)
+        scores[t] = scores[0];
+    v16 low = v16_load(scores), high = v16_load(scores + 16);
+    float max = v16_max_lane(v16_max(low, high));
+    if (max > state->max) {
+        float old_and_new[16] = {state->max - max};  /* -infinity in the first block: exp is 0 */
+        v16_store(old_and_new, v16_exp(v16_load(old_and_new)));
+        const v16 shrink = v16_set(old_and_new[0]);
+        state->total *= old_and_new[0];
+        for (ptrdiff_t c = 0; c < padded; c += 16)
+            v16_store(acc + c, v16_mul(v16_load(acc + c), shrink));
+        state->max = max;
+    }
+    low = v16_exp(v16_sub(low, v16_set(state->max)));
+    high = v16_exp(v16_sub(high, v16_set(state->max)));
+    v16_store(scores, low);
+    v16_store(scores + 16, high);
+    if (count < TILE_TOKENS) {
+        memset(scores + count, 0, (size_t)(TILE_TOKENS - count) * sizeof *scores);
+        low = v16_load(scores), high = v16_load(scores + 16);
+    }
+    state->total += v16_sum(v16_add(low, high));
+}
+
+static void multiply(float *x, const float *y, ptrdiff_t count)
+{
+    for (ptrdiff_t i = 0; i < count; i++)
+        x[i] *= y[i];
+}
+
+static ptrdiff_t single_pass_rows(const float *q, ptrdiff_t queries, const struct kv_rows *rows,
+                                  ptrdiff_t kv_head, const int32_t *blocks, ptrdiff_t count,
+                                  ptrdiff_t block_size, int q8_query, float *scratch, float *out)
+{
+    const ptrdiff_t d = rows->d, padded = padded_to(d, 16);
+    const int q8 = rows->k_scale != NULL;
+    const ptrdiff_t row_bytes = row_size(d, q8);
+    const char *k = (const char *)rows->k + row_size(kv_head * rows->k_head_stride, q8);
+    const char *v = (const char *)rows->v + row_size(kv_head * rows->v_head_stride, q8);
+    const float *k_scale = q8 ? rows->k_scale + kv_head * rows->k_scale_stride : NULL;
+    const float *v_scale = q8 ? rows->v_scale + kv_head * rows->v_scale_stride : NULL;
+    const float inv_sqrt_d = 1.0f / sqrtf((float)d);
+
+    float *acc = aligned(scratch), *scores = acc + queries * padded;
+    float *padded_q = aligned(scores + queries * TILE_TOKENS);
+    struct q8_queries int_q = {(int8_t *)padded_q, NULL, NULL};
+    struct single_pass_state *states =
+        (struct single_pass_state *)aligned(padded_q + queries * padded);
+    if (q8_query) {
+        int_q.scales = padded_q + queries * d / 4;
+        int_q.offsets = (int32_t *)(int_q.scales + queries * (d / GROUP));
+        quantize_queries(q, queries, d, &int_q);
+    } else {
+        pad_queries(q, queries, d, padded_q);
+    }
+    memset(acc, 0, (size_t)(queries * padded) * sizeof *acc);
+    for (ptrdiff_t j = 0; j < queries; j++)
+        states[j] = (struct single_pass_state){-INFINITY, 0.0f, ATTEND_DONE};
+
+    struct reader r = start_reading(rows, blocks, count, block_size);
+    while (next_token(&r) >= 0) {
+        const struct reader tile = r;
+        ptrdiff_t first, run, have = 0;
+        while (have < TILE_TOKENS && (run = next_run(&r, TILE_TOKENS - have, &first)) > 0) {
+            const char *ahead = rows_ahead(&r, k, row_bytes), *keys = k + first * row_bytes;
+            if (q8_query)
+                q8_dots_of_run(&int_q, queries, (const int8_t *)keys, run, d, ahead,
+                               scores + have, TILE_TOKENS);
+            else
+                dots_of_run(padded_q, queries, keys, run, d, q8, ahead, scores + have,
+                            TILE_TOKENS);
+            for (ptrdiff_t j = 0; j < queries; j++)
+                scale_scores(scores + j * TILE_TOKENS + have, q8 ? k_scale + first : NULL, run,
+                             inv_sqrt_d);
+            have += run;
+        }
+        for (ptrdiff_t j = 0; j < queries; j++) {
+            float *own = scores + j * TILE_TOKENS;
+            const ptrdiff_t bad = first_not_finite(own, have);
+            if (bad >= 0 && states[j].status == ATTEND_DONE)
+                states[j].status = token_at(tile, bad);
+            if (states[j].status == ATTEND_DONE)
+                single_pass_tile(&states[j], own, have, acc + j * padded, padded);
+        }
+        struct reader again = tile;
+        for (ptrdiff_t done = 0; done < have; done += run) {
+            run = next_run(&again, have - done, &first);
+            if (q8)
+                for (ptrdiff_t j = 0; j < queries; j++)
+                    multiply(scores + j * TILE_TOKENS + done, v_scale + first, run);
+            sums_of_run(acc, queries, scores + done, TILE_TOKENS, v + first * row_bytes, run, d,
+                        q8, rows_ahead(&again, v, row_bytes));
+        }
+    }
+
+    for (ptrdiff_t j = 0; j < queries; j++) {
+        if (states[j].status != ATTEND_DONE)
+            return states[j].status;
+        const v16 total = v16_set(states[j].total);
+        for (ptrdiff_t c = 0; c < padded; c += 16)
+            v16_store(acc + j * padded + c, v16_div(v16_load(acc + j * padded + c), total));
+        if (write_outputs(acc + j * padded, 1, d, out + j * d))
+            return ATTEND_BAD_OUTPUT;
+    }
+    return ATTEND_DONE;
+}

@@ -1,0 +1,154 @@
+/* Two passes: all scores, their softmax, then V. The kernel of every exact and sparse arm.
+ *
+ * K is read to its end before V begins, each strictly in order. In scratch: the queries, padded
+ * with zeros to whole v16, the outputs likewise, and the scores, which become the weights. */
+
+static ptrdiff_t padded_to(ptrdiff_t count, ptrdiff_t multiple)
+{
+    return (count + multiple - 1) / multiple * multiple;
+}
+
+/* Cache lines begin at multiples of 64 bytes; a v16 that lies in one is loaded faster. */
+static float *aligned(float *scratch)
+{
+    return (float *)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
+}
+
+static size_t attend_rows_scratch(ptrdiff_t queries, ptrdiff_t tokens, ptrdiff_t d)
+{
+    const size_t values = 2 * ((size_t)d + 15) + (size_t)tokens + 31, most = SIZE_MAX / 2;
+    return values > most / (size_t)queries ? most : values * (size_t)queries + 16;
+}
+
+/* The queries, each with zeros up to a whole v16. */
+static void pad_queries(const float *q, ptrdiff_t queries, ptrdiff_t d, float *padded)
+{
+    const ptrdiff_t size = padded_to(d, 16);
+    for (ptrdiff_t j = 0; j < queries; j++) {
+        memcpy(padded + j * size, q + j * d, (size_t)d * sizeof *q);
+        memset(padded + j * size + d, 0, (size_t)(size - d) * sizeof *q);
+    }
+}
+
+/* The first position whose score is not finite, or -1. */
+static ptrdiff_t first_not_finite(const float *x, ptrdiff_t count)
+{
+    for (ptrdiff_t t = 0; t < count; t += 16) {
+        const ptrdiff_t part = count - t < 16 ? count - t : 16;
+        if (v16_not_finite(v16_load_part(x + t, part)))
+            for (ptrdiff_t i = 0; i < part; i++)
+                if (v16_not_finite(v16_set(x[t + i])))
+                    return t + i;
+    }
+    return -1;
+}
+
+/* Scores, all finite, become exp(score - max); returns their sum. `scores` has room for whole v16. */
+static float exp_scores(float *scores, ptrdiff_t count)
+{
+    for (ptrdiff_t t = count; t % 16; t++)
+        scores[t] = scores[0];
+    v16 largest = v16_load(scores);
+    for (ptrdiff_t t = 16; t < count; t += 16)
+        largest = v16_max(largest, v16_load(scores + t));
+    const v16 max = v16_set(v16_max_lane(largest));
+    v16 sum = v16_set(0.0f);
+    for (ptrdiff_t t = 0; t < count; t += 16) {
+        v16 e = v16_exp(v16_sub(v16_load(scores + t), max));
+        v16_store(scores + t, e);
+        sum = v16_add(sum, count - t < 16 ? v16_load_part(scores + t, count - t) : e);
+    }
+    return v16_sum(sum);
+}
+
+/* weights = e / sum (* v_scale), 16 at a time. */
+static void divide_weights(float *e, float sum, const float *v_scale, ptrdiff_t count)
+{
+    const v16 divisor = v16_set(sum);
+    for (ptrdiff_t t = 0; t < count; t += 16) {
+        const ptrdiff_t part = count - t < 16 ? count - t : 16;
+        v16 w = v16_div(part == 16 ? v16_load(e + t) : v16_load_part(e + t, part), divisor);
+        if (v_scale)
+            w = v16_mul(w, part == 16 ? v16_load(v_scale + t) : v16_load_part(v_scale + t, part));
+        if (part == 16)
+            v16_store(e + t, w);
+        else
+            v16_store_part(e + t, w, part);
+    }
+}
+
+/* Copy the outputs of all queries; returns whether one is not finite. */
+static int write_outputs(const float *acc, ptrdiff_t queries, ptrdiff_t d, float *out)
+{
+    int bad = 0;
+    for (ptrdiff_t j = 0; j < queries; j++) {
+        memcpy(out + j * d, acc + j * padded_to(d, 16), (size_t)d * sizeof *out);
+        bad |= first_not_finite(out + j * d, d) >= 0;
+    }
+    return bad;
+}
+
+/* Where the tokens after a run begin, or NULL. */
+static const char *rows_ahead(const struct reader *r, const char *rows, ptrdiff_t row_bytes)
+{
+    const ptrdiff_t token = next_token(r);
+    return token < 0 ? NULL : rows + token * row_bytes;
+}
+
+static ptrdiff_t attend_rows(const float *q, ptrdiff_t queries, const struct kv_rows *rows,
+                             ptrdiff_t kv_head, const int32_t *blocks, ptrdiff_t count,
+                             ptrdiff_t block_size, float *scratch, float *out)
+{
+    const ptrdiff_t d = rows->d, padded = padded_to(d, 16);
+    const int q8 = rows->k_scale != NULL;
+    const ptrdiff_t row_bytes = row_size(d, q8);
+    const char *k = (const char *)rows->k + row_size(kv_head * rows->k_head_stride, q8);
+    const char *v = (const char *)rows->v + row_size(kv_head * rows->v_head_stride, q8);
+    const float *k_scale = q8 ? rows->k_scale + kv_head * rows->k_scale_stride : NULL;
+    const float *v_scale = q8 ? rows->v_scale + kv_head * rows->v_scale_stride : NULL;
+    const float inv_sqrt_d = 1.0f / sqrtf((float)d);
+    const struct reader start = start_reading(rows, blocks, count, block_size);
+
+    ptrdiff_t tokens = 0, first, run;
+    for (struct reader r = start; (run = next_run(&r, PTRDIFF_MAX, &first)) > 0;)
+        tokens += run;
+    const ptrdiff_t stride = padded_to(tokens, 16);
+    float *padded_q = aligned(scratch), *acc = padded_q + queries * padded;
+    float *scores = acc + queries * padded;
+    pad_queries(q, queries, d, padded_q);
+
+    ptrdiff_t position = 0;
+    for (struct reader r = start; (run = next_run(&r, RUN_TOKENS, &first)) > 0; position += run) {
+        const char *ahead = rows_ahead(&r, k, row_bytes);
+        if (!ahead)
+            ahead = rows_ahead(&start, v, row_bytes);
+        dots_of_run(padded_q, queries, k + first * row_bytes, run, d, q8, ahead,
+                    scores + position, stride);
+        for (ptrdiff_t j = 0; j < queries; j++)
+            scale_scores(scores + j * stride + position, q8 ? k_scale + first : NULL, run,
+                         inv_sqrt_d);
+    }
+
+    ptrdiff_t status = ATTEND_DONE;
+    float *sums = scores + queries * stride;
+    for (ptrdiff_t j = 0; j < queries; j++) {
+        ptrdiff_t bad = first_not_finite(scores + j * stride, tokens);
+        if (bad >= 0) {  /* the queries before it may still have an error of their own */
+            status = token_at(start, bad);
+            queries = j;
+            break;
+        }
+        sums[j] = exp_scores(scores + j * stride, tokens);
+    }
+
+    memset(acc, 0, (size_t)(queries * padded) * sizeof *acc);
+    position = 0;
+    for (struct reader r = start; (run = next_run(&r, RUN_TOKENS, &first)) > 0; position += run) {
+        for (ptrdiff_t j = 0; j < queries; j++)
+            divide_weights(scores + j * stride + position, sums[j], q8 ? v_scale + first : NULL,
+                           run);
+        sums_of_run(acc, queries, scores + position, stride, v + first * row_bytes, run, d, q8,
+                    rows_ahead(&r, v, row_bytes));
+    }
+    return write_outputs(acc, queries, d, out) ? ATTEND_BAD_OUTPUT : status;
+}
