@@ -99,7 +99,7 @@ static ptrdiff_t single_pass_rows(const float *q, ptrdiff_t queries, const struc
         }
         for (ptrdiff_t j = 0; j < queries; j++) {
             float *own = scores + j * TILE_TOKENS;
-            const ptrdiff_t bad = first_not_finite(own, have);
+            const ptrdiff_t bad = first_bad_value(own, have);
             if (bad >= 0 && states[j].status == ATTEND_DONE)
                 states[j].status = token_at(tile, bad);
             if (states[j].status == ATTEND_DONE)

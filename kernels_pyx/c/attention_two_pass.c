@@ -31,7 +31,7 @@ static void pad_queries(const float *q, ptrdiff_t queries, ptrdiff_t d, float *p
 }
 
 /* The first position whose score is not finite, or -1. */
-static ptrdiff_t first_not_finite(const float *x, ptrdiff_t count)
+static ptrdiff_t first_bad_value(const float *x, ptrdiff_t count)
 {
     for (ptrdiff_t t = 0; t < count; t += 16) {
         const ptrdiff_t part = count - t < 16 ? count - t : 16;
@@ -83,7 +83,7 @@ static int write_outputs(const float *acc, ptrdiff_t queries, ptrdiff_t d, float
     int bad = 0;
     for (ptrdiff_t j = 0; j < queries; j++) {
         memcpy(out + j * d, acc + j * padded_to(d, 16), (size_t)d * sizeof *out);
-        bad |= first_not_finite(out + j * d, d) >= 0;
+        bad |= first_bad_value(out + j * d, d) >= 0;
     }
     return bad;
 }
@@ -132,7 +132,7 @@ static ptrdiff_t attend_rows(const float *q, ptrdiff_t queries, const struct kv_
     ptrdiff_t status = ATTEND_DONE;
     float *sums = scores + queries * stride;
     for (ptrdiff_t j = 0; j < queries; j++) {
-        ptrdiff_t bad = first_not_finite(scores + j * stride, tokens);
+        ptrdiff_t bad = first_bad_value(scores + j * stride, tokens);
         if (bad >= 0) {  /* the queries before it may still have an error of their own */
             status = token_at(start, bad);
             queries = j;
