@@ -1,0 +1,77 @@
+"""The rows that a benchmark writes, and their files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+
+from course_lib.atomic import write_atomically
+from course_lib.errors import CourseError
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measured kernel; None where a column has no meaning.
+
+    kernel: the operation, with its shape where the context does not say it. variant: instruction
+    set, or "numpy". kv: "f32" or "q8" rows of a KV cache. context: tokens. ms: median of a call.
+    gb_per_s: bytes that the call has to read, in 10^9 bytes a second. bandwidth_fraction: of what
+    the same number of threads read in the same minute. vs_numpy, vs_portable: how many times
+    faster than NumPy on one thread, and than the portable variant on as many threads.
+    """
+
+    kernel: str
+    variant: str
+    kv: str | None
+    context: int | None
+    threads: int
+    ms: float
+    gb_per_s: float | None = None
+    bandwidth_fraction: float | None = None
+    vs_numpy: float | None = None
+    vs_portable: float | None = None
+
+
+COLUMNS = tuple(field.name for field in fields(Record))
+
+
+def as_row(record: Record) -> dict:
+    """Return a record with its numbers at four digits: more is noise."""
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value
+            for name, value in asdict(record).items()}
+
+
+def json_text(records: list[Record]) -> str:
+    """A JSON array, one row a line."""
+    rows = ",\n".join(json.dumps(as_row(record)) for record in records)
+    return f"[\n{rows}\n]\n" if records else "[]\n"
+
+
+def csv_text(records: list[Record]) -> str:
+    """A header and one line a record; an empty cell is None."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(as_row(record) for record in records)
+    return text.getvalue()
+
+
+def check_target(path: str | None, option: str) -> None:
+    """CourseError if a file could not be written later: better before the minutes than after."""
+    if path is None:
+        return
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise CourseError(f"bench: {option} {path} cannot be written; "
+                          "name a file in a folder that is there and may be written to.")
+
+
+def write(path: str, text: str) -> None:
+    """Write a file whole or not at all; CourseError if that fails."""
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise CourseError(f"bench: {path} was not written: {error.strerror or error}.") from None

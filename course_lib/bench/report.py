@@ -1,0 +1,101 @@
+"""A whole run of `./course bench`: progress, table and files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence, Set
+from typing import TextIO
+
+import numpy as np
+from tqdm import tqdm
+
+from course_lib.bench import table
+from course_lib.bench.groups import Plan, chosen
+from course_lib.bench.machine import Kernels, machine_text, on_fast_cores, peaks
+from course_lib.bench.memory import ARENA_BYTES, Arena, arena_bytes, available_bytes
+from course_lib.bench.records import csv_text, json_text, write
+from course_lib.bench.run import Run, all_plans, run, steps
+
+
+def bench(out: TextIO, *, quick: bool = False, parts: Set[str] = frozenset(),
+          threads: Sequence[int] = (), csv_path: str | None = None, json_path: str | None = None,
+          plans: list[Plan] | None = None, arena_size: int | None = None) -> int:
+    """Measure, print the table to `out`, write the files; 0, or 130 after an interrupt, which
+    keeps what was measured.
+
+    parts: those of the bench, all if empty. threads: counts to measure, one and all fast cores if
+    empty. plans and arena_size stand in for the whole bench and the memory that is rotated.
+    """
+    kernels = Kernels()
+    counts = kernels.thread_counts(threads)
+    everything = all_plans() if plans is None else plans
+    todo = chosen(everything, parts, quick)
+    if quick and not threads:
+        counts = counts[:1]
+    size = arena_bytes(available_bytes()) if arena_size is None else arena_size
+    with on_fast_cores(max(counts)) as remark:
+        print(f"{machine_text()}{remark and '; ' + remark}", file=out)
+        print(about(kernels, size), file=out, flush=True)
+        state = Run(kernels, filled_arena(size), {})
+        complete = measure_all(state, todo, counts, out)
+    print_results(state, quick, len(everything) - len(todo), out)
+    for path, text in ((csv_path, csv_text), (json_path, json_text)):
+        if path is not None:
+            write(path, text([one.record for one in state.measured]))
+    if not complete:
+        print(f"course: interrupted; kept {len(state.measured)} rows", file=sys.stderr)
+    return 0 if complete else 130
+
+
+def filled_arena(size: int) -> Arena:
+    """The rotating memory, every page of it really there."""
+    arena = Arena(size)
+    arena.bytes[:] = 1
+    return arena
+
+
+def about(kernels: Kernels, size: int) -> str:
+    """What is measured, and with what."""
+    text = f"kernels: {kernels.info.variant} ({kernels.info.reason}); NumPy {np.__version__}"
+    if kernels.chosen is None:
+        text += "; there are no compiled kernels here, so only NumPy is measured"
+    text += f", on one thread; {size // 2**20} MB of caches in rotation"
+    if size < ARENA_BYTES:
+        text += f" (not {ARENA_BYTES // 2**20}: a third of the free memory)"
+    return text
+
+
+def measure_all(state: Run, plans: list[Plan], counts: list[int], out: TextIO) -> bool:
+    """Probe the machine and measure every plan; False if interrupted."""
+    total = sum(len(each) for _, each in steps(plans, counts))
+    try:
+        for count in counts:
+            state.peaks[count] = peaks(state.kernels, state.arena, count)
+        print(table.peaks_text(state.peaks), file=out, flush=True)
+        with tqdm(total=total, unit="group", file=sys.stderr, leave=False,
+                  disable=not sys.stderr.isatty()) as bar:
+            def finished(title: str) -> None:
+                bar.set_postfix_str(title)
+                bar.update()
+
+            run(state, plans, counts, finished)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        state.kernels.set_threads(counts[-1])
+    return True
+
+
+def print_results(state: Run, quick: bool, left_out: int, out: TextIO) -> None:
+    """The table, the crossover, and what is not in it."""
+    if state.measured:
+        print(f"\n{table.attention_heading()}\n\n{table.table(state.measured)}\n\n{table.LEGEND}",
+              file=out)
+    crossings = table.crossings_text(state.measured)
+    if crossings:
+        print(f"\n{crossings}", file=out)
+    if state.missing:
+        print(f"\nnot in this build: {', '.join(state.missing)}", file=out)
+    if quick:
+        print(f"\n--quick left out {left_out} groups: other contexts and shapes, more threads "
+              "(name them with --threads).", file=out)
