@@ -50,6 +50,7 @@ def linear_f32(Variant variant, x, w, out):
     cdef int done
     weights.require_shape((rows, cols), "with as many columns as x")
     output.require_shape((n, rows), "(rows of x, rows of w)")
+    apart((output,), (inputs, weights))
     if n == 0 or rows == 0:
         return
     require_finite_rows(variant, inputs)
@@ -76,6 +77,7 @@ cdef int quantized_product(Variant variant, bint q4, object x, object codes, obj
     output.require_shape((n, rows), "with one row for each row of x")
     code.require_shape((panels, blocks * (4 if q4 else 8), 16, 4), why)
     scale.require_shape((panels, blocks, 16), why)
+    apart((output,), (inputs, code, scale))
     if n == 0 or rows == 0:
         return 0
     require_finite_rows(variant, inputs)
@@ -128,6 +130,7 @@ def quantize_activations(Variant variant, x, out_q, out_scale):
     cdef float *scale_data = <float *>scale.view.buf
     q.require_shape((n, cols), "like x")
     scale.require_shape((n, blocks), "with one value for each 32 of x")
+    apart((q, scale), (inputs,))
     require_finite_rows(variant, inputs)
     with nogil:
         variant.c.linear.quantize_activations(x_data, n, cols, q_data, scale_data)

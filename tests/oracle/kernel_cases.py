@@ -72,6 +72,8 @@ class Call:
         digest = hashlib.sha256(repr(returned).encode())
         for name, array in fresh.items():
             digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            if array.dtype.kind == "f":  # NaN has many forms, and each machine its own
+                array[np.isnan(array)] = np.nan
             digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
         return digest.hexdigest()
 
@@ -138,3 +140,181 @@ ODD_LENGTHS = (17, 1, 15, 33, 64, 127, 128, 200)
 def quantize_rows(bits, rows, d, rule_code=0, exponent=0, spread=0):
     return (dict(x=bits.floats((rows, d), exponent, spread), rule_code=rule_code),
             outputs(out_q=(np.int8, (rows, d)), out_scale=(F32, rows)))
+
+
+# --- attention and selection ---------------------------------------------------------------------
+
+
+def cache(bits, kvh, n, d, q8, room=0, exponent=0, least=-128):
+    """k, v and their scales (None with float rows); with `room`, views of a longer cache."""
+    if not q8:
+        k, v = (bits.floats((kvh, n + room, d), exponent, 2)[:, :n] for _ in range(2))
+        return dict(k=k, v=v, k_scale=None, v_scale=None)
+    k, v = (bits.whole((kvh, n + room, d), least, 127, np.int8)[:, :n] for _ in range(2))
+    k_scale, v_scale = (bits.scales((kvh, n + room), exponent - 7)[:, :n] for _ in range(2))
+    return dict(k=k, v=v, k_scale=k_scale, v_scale=v_scale)
+
+
+def block_lists(bits, lists, n, count, block_size):
+    """Up to `count` blocks for each list, none twice, in any order; None for a count of 0."""
+    if count == 0:
+        return None
+    n_blocks = -(-n // block_size)
+    order = np.argsort(bits.raw((lists, n_blocks)), axis=1, kind="stable")
+    return np.ascontiguousarray(order[:, :count], np.int32)
+
+
+def attention(bits, kvh, group, n, d, q8, count, block_size, shared=0, room=0, exponent=0):
+    heads = kvh * group
+    return (dict(q=bits.floats((heads, d), exponent + 1, 2), **cache(bits, kvh, n, d, q8, room),
+                 blocks=block_lists(bits, kvh if shared else heads, n, count, block_size),
+                 block_size=block_size),
+            outputs(out=(F32, (heads, d))))
+
+
+def attention_sizes(**always):
+    small = dict(kvh=2, group=2, n=37, d=32, q8=1, count=3, block_size=8) | always
+    for change in (
+        {}, dict(q8=0), dict(count=0), dict(count=0, q8=0), dict(shared=1), dict(shared=1, q8=0),
+        dict(group=1), dict(group=4), dict(group=3, q8=0), dict(group=5, count=0), dict(group=8),
+        dict(n=1, count=1), dict(n=1, count=0, q8=0), dict(n=15, count=0), dict(n=16, count=0),
+        dict(n=17, count=0, q8=0), dict(n=31, count=0), dict(n=32, count=0), dict(n=33, count=0),
+        dict(n=65, count=0, q8=0), dict(n=200, count=0, d=128), dict(n=200, count=0, d=128, q8=0),
+        dict(n=300, count=7, block_size=32, d=128), dict(n=300, count=7, block_size=32, d=64, q8=0),
+        dict(n=300, count=19, block_size=16, d=128, shared=1, group=1),
+        dict(count=1, block_size=64), dict(count=37, block_size=1), dict(count=99, block_size=5),
+        dict(count=2, block_size=33),
+        dict(room=3), dict(room=5, q8=0), dict(room=1, count=0), dict(exponent=-40),
+        dict(exponent=-40, q8=0), dict(exponent=40), dict(exponent=40, q8=0, count=0), dict(kvh=1),
+        dict(kvh=5, count=0), dict(d=96), dict(d=160, q8=0), dict(d=256, group=4, count=0),
+        dict(d=1), dict(d=1, q8=0), dict(d=15), dict(d=17), dict(d=24, q8=0), dict(d=40, count=0),
+        dict(d=100, n=70, count=0), dict(d=100, n=70, count=0, q8=0),
+    ):
+        size = small | change
+        if always.keys() <= change.keys() | always.keys() and all(
+                size[name] == value for name, value in always.items()):
+            yield size
+
+
+ATTENTION_LIMITS = dict(kvh=(1, 3), group=(1, 5), n=(1, 70), d=(1, 70), q8=(0, 1), count=(0, 4),
+                        block_size=(1, 40), shared=(0, 1), room=(0, 2), exponent=(-20, 20))
+
+
+@maker(*attention_sizes(), **ATTENTION_LIMITS)
+def two_pass(bits, **size):
+    return attention(bits, **size)
+
+
+@maker(*attention_sizes(), **ATTENTION_LIMITS)
+def single_pass(bits, **size):
+    return attention(bits, **size)
+
+
+@maker(*(size | dict(d32=size.pop("d") // 32) for size in attention_sizes(q8=1)
+         if size["d"] % 32 == 0),
+       **{name: limits for name, limits in ATTENTION_LIMITS.items() if name not in ("d", "q8")},
+       d32=(1, 5))
+def single_pass_q8(bits, d32, q8=1, **size):
+    return attention(bits, d=32 * d32, q8=q8, **size)
+
+
+@maker(*(dict(n=n, exponent=exponent) for n, exponent in (
+    (37, 0), (1, 4), (15, -3), (16, -12), (17, 6), (1000, 5), (33, -40), (64, 7), (64, 9))),
+       n=(0, 50), exponent=(-30, 20))
+def exp(bits, n, exponent):
+    return dict(x=-np.abs(bits.floats(n, exponent, 2))), outputs(out=(F32, n))
+
+
+@maker(*(dict(kvh=2, group=2, n=37, d=24, q8=1, block_size=8, n_probe=3) | change for change in (
+    {}, dict(q8=0), dict(n=1), dict(n=8), dict(n=9), dict(block_size=1), dict(block_size=40),
+    dict(n_probe=1), dict(n_probe=2, q8=0), dict(n_probe=8), dict(n_probe=50), dict(group=1),
+    dict(group=4), dict(group=3, q8=0), dict(d=1), dict(d=16), dict(d=17, q8=0), dict(d=128),
+    dict(d=128, q8=0, n=300, block_size=32, n_probe=4), dict(d=128, n=300, block_size=32),
+    dict(d=100, n=200, block_size=16, n_probe=5), dict(room=3), dict(room=3, q8=0),
+    dict(exponent=-60), dict(exponent=60), dict(kvh=1, group=8), dict(kvh=5, group=1, q8=0))),
+       kvh=(1, 3), group=(1, 5), n=(1, 70), d=(1, 70), q8=(0, 1), block_size=(1, 40),
+       n_probe=(1, 10), room=(0, 2), exponent=(-40, 40))
+def probe_scores(bits, kvh, group, n, d, q8, block_size, n_probe, room=0, exponent=0):
+    rows = cache(bits, kvh, n, d, q8, room)
+    return (dict(q=bits.floats((kvh * group, d), exponent, 2), k=rows["k"],
+                 k_scale=rows["k_scale"], block_size=block_size, n_probe=n_probe),
+            outputs(out=(F32, (kvh * group, -(-n // block_size)))))
+
+
+@maker(*(dict(n=n, block_size=size) for n, size in (
+    (37, 8), (1, 1), (1, 8), (8, 8), (9, 8), (200, 32), (200, 33), (50, 1), (50, 1000))),
+       n=(1, 80), block_size=(1, 40))
+def importance_sums(bits, n, block_size):
+    return (dict(importance=np.abs(bits.floats(n, 0, 6)), block_size=block_size),
+            outputs(out=(F32, -(-n // block_size))))
+
+
+@maker(*(dict(heads=4, n_blocks=9, k_blocks=4, ties=ties, importance=importance) | change
+         for ties in (0, 1) for importance in (1, 0) for change in (
+             {}, dict(k_blocks=1), dict(k_blocks=9), dict(k_blocks=20), dict(n_blocks=1),
+             dict(n_blocks=2, k_blocks=1), dict(n_blocks=100, k_blocks=32), dict(heads=1),
+             dict(n_blocks=33, k_blocks=7), dict(n_blocks=64, k_blocks=63))),
+       heads=(0, 4), n_blocks=(1, 40), k_blocks=(1, 45), ties=(0, 1), importance=(0, 1))
+def select_blocks(bits, heads, n_blocks, k_blocks, ties, importance):
+    """With `ties` the scores are small whole numbers, so that many are equal."""
+    def scores(shape):
+        return bits.whole(shape, -2, 2).astype(F32) if ties else bits.floats(shape, 0, 3)
+
+    k = min(k_blocks, n_blocks)
+    places, one = (np.int32, (heads, k)), (np.int32, heads)
+    return (dict(probe=scores((heads, n_blocks)),
+                 importance_sums=scores(n_blocks) if importance else None, k_blocks=k_blocks),
+            outputs(order=places, ids=places, recency=one, evicted=one))
+
+
+# --- linear --------------------------------------------------------------------------------------
+
+
+@maker(*(dict(n=n, cols=cols, rows=rows, exponent=exponent) for n, cols, rows, exponent in (
+    (3, 37, 5, 0), (1, 37, 17, 0), (1, 128, 64, 0), (2, 16, 16, 0), (4, 15, 3, 0), (5, 17, 33, 0),
+    (1, 1, 1, 0), (2, 0, 3, 0), (16, 64, 48, 0), (17, 100, 50, 0), (37, 48, 31, 0), (70, 33, 21, 0),
+    (1, 500, 40, 0), (9, 300, 40, 0), (3, 37, 5, -50), (3, 37, 5, 50), (130, 20, 70, 0),
+    (1, 1030, 272, 0), (70, 40, 100, 0), (300, 515, 5, 0))),
+       n=(0, 20), cols=(0, 60), rows=(0, 40), exponent=(-30, 30))
+def linear_f32(bits, n, cols, rows, exponent):
+    return (dict(x=bits.floats((n, cols), exponent, 3), w=bits.floats((rows, cols), 0, 3)),
+            outputs(out=(F32, (n, rows))))
+
+
+BLOCKED = ((3, 2, 5, 0), (1, 1, 1, 0), (1, 2, 16, 0), (1, 3, 17, 0), (1, 4, 100, 0), (2, 2, 15, 0),
+           (4, 1, 33, 0), (5, 5, 32, 0), (8, 3, 40, 0), (17, 4, 50, 0), (37, 2, 31, 0),
+           (70, 1, 48, 0), (130, 3, 20, 0), (1, 17, 64, 0), (3, 2, 5, -30), (3, 2, 5, 60),
+           (1, 33, 272, 0), (40, 4, 100, 0), (530, 130, 5, 0))
+BLOCKED_SIZES = [dict(n=n, blocks=blocks, rows=rows, exponent=exponent)
+                 for n, blocks, rows, exponent in BLOCKED]
+BLOCKED_LIMITS = dict(n=(0, 20), blocks=(1, 4), rows=(0, 40), exponent=(-30, 30))
+
+
+def blocked(bits, n, blocks, rows, exponent, dtype, width):
+    """Weights in panels of 16 rows, any bytes at all, with scales of both signs."""
+    panels = -(-rows // 16)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    codes = bits.whole((panels, blocks * width, 16, 4), low, high, dtype)
+    codes[..., 0] = low  # -128 is what a saturating instruction gets wrong
+    scales = np.ldexp(bits.whole((panels, blocks, 16), -1023, 1023).astype(F32), -13)
+    return (dict(x=bits.floats((n, blocks * 32), exponent, 3), codes=codes,
+                 scales=scales.astype(np.float16)),
+            outputs(out=(F32, (n, rows))))
+
+
+@maker(*BLOCKED_SIZES, **BLOCKED_LIMITS)
+def linear_q8_0(bits, **size):
+    return blocked(bits, **size, dtype=np.int8, width=8)
+
+
+@maker(*BLOCKED_SIZES, **BLOCKED_LIMITS)
+def linear_q4_0(bits, **size):
+    return blocked(bits, **size, dtype=np.uint8, width=4)
+
+
+@maker(*(dict(n=n, blocks=blocks, exponent=exponent) for n, blocks, exponent in (
+    (3, 2, 0), (1, 1, 0), (5, 3, 0), (2, 7, -22), (2, 7, -19), (2, 3, 100))),
+       n=(0, 6), blocks=(1, 5), exponent=(-40, 100))
+def quantize_activations(bits, n, blocks, exponent):
+    return (dict(x=bits.floats((n, 32 * blocks), exponent, 4)),
+            outputs(out_q=(np.int8, (n, 32 * blocks)), out_scale=(F32, (n, blocks))))
