@@ -1,6 +1,8 @@
 """Exact prefill attention: many queries at once, each over the tokens up to its own.
 
-Arrays, head map and score as in course_lib.attention.
+Arrays, head map and score as in course_lib.attention. The NumPy code is the definition; compiled
+kernels make every query what the decode kernel two_pass makes of it, bit for bit, so that their
+results do not depend on how a prompt is cut.
 """
 
 import math
@@ -8,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from course_lib.arrays import F32, LayerRows, require_finite
+from course_lib import backend
+from course_lib.arrays import F32, LayerRows, NotFiniteError, require_finite
 from course_lib.attention_common import (
     check_query,
     check_rows,
@@ -21,7 +24,6 @@ from course_lib.attention_common import (
 QUERY_TILE = 128  # query rows per tile of prefill scores: 1 MB at 2K tokens
 
 
-@quiet
 def causal_attention(q: Any, k: Any, v: Any, *, start: int = 0,
                      importance: np.ndarray | None = None, importance_from: int = 0) -> np.ndarray:
     """Exact prefill attention: query row i is position start + i and sees tokens up to itself.
@@ -29,52 +31,82 @@ def causal_attention(q: Any, k: Any, v: Any, *, start: int = 0,
     q float32 [num_heads, Lq, head_dim]; k, v float32 [num_kv_heads, n, head_dim] with
     n >= start + Lq (later rows are not read). Returns float32 [num_heads, Lq, head_dim]. If
     ``importance`` (float32 [>= start + Lq]) is given, the softmax weights of query positions >=
-    importance_from are added to it in place, in the order head, query. Works in tiles of 128
-    queries, so the extra memory is about 1 kB per context token. Raises ValueError for shapes
-    that do not fit, NaN or infinity; importance is then as before.
+    importance_from are added to it in place: those of a head are summed from 0 in the order of
+    the queries, then the sums are added head after head. The extra memory is about 1 kB per
+    context token. Raises ValueError for shapes that do not fit, NaN or infinity; importance is
+    then as before.
     """
-    q, rows, added = check_prefill(q, k, v, start, importance)
+    q, rows = check_prefill(q, k, v, start, importance)
     out = np.empty_like(q)
-    tokens = np.arange(start + q.shape[1])
-    for h in range(q.shape[0]):
-        head = rows.head(kv_head(h, q.shape[0], rows.k.shape[0]))
-        for first in range(0, q.shape[1], QUERY_TILE):
-            part = slice(first, first + QUERY_TILE)
-            out[h, part] = attend_tile(q[h, part], start + first, head, tokens, added,
-                                       importance_from)
-    if importance is not None:
-        importance[:] = added
+    visible = np.arange(start, start + q.shape[1]) + 1
+    received = None if importance is None else np.zeros((len(q), rows.k.shape[1]), F32)
+    attend_prefixes(q, rows, visible, out, received, max(0, importance_from - start))
+    add_heads(importance, received)
     return out
 
 
-def attend_tile(q: np.ndarray, first: int, rows: LayerRows, tokens: np.ndarray,
-                importance: np.ndarray | None, importance_from: int) -> np.ndarray:
-    """Attention of query rows [t, d] at positions first, first + 1, ... over rows of one KV head.
+def attend_prefixes(q: np.ndarray, rows: LayerRows, visible: np.ndarray, out: np.ndarray,
+                    received: np.ndarray | None, counted_from: int) -> None:
+    """Attention of query rows q [num_heads, Lq, d], each over its first visible[i] rows.
 
-    Row j of ``rows`` is token tokens[j] (ascending, tokens[0] <= first); each query sees the
-    tokens up to its own position. Returns float32 [t, d] and adds the weights to ``importance``.
+    visible int64 [Lq]; a query that sees nothing gives zeros. Writes ``out``, shaped like q, and
+    adds the weights of rows from counted_from on to ``received`` [num_heads, n], row after row.
+    Raises NotFiniteError.
     """
-    positions = np.arange(first, first + len(q))
-    visible = int(np.searchsorted(tokens, first + len(q)))
-    scores = q @ rows.k[:visible].T
+    compiled = backend.kernel("prefill_attention")
+    if compiled is None:
+        for h in range(len(q)):
+            head = rows.head(kv_head(h, len(q), len(rows.k)))
+            sums = None if received is None else received[h]
+            for first in range(0, q.shape[1], QUERY_TILE):
+                tile = slice(first, first + QUERY_TILE)
+                out[h, tile] = _attend_tile(q[h, tile], head, visible[tile], sums,
+                                            counted_from - first)
+        return
+    k, v = _whole_rows(rows.k), _whole_rows(rows.v)
+    try:
+        compiled(q, k, v, visible, out, received, counted_from)
+    except ValueError as error:  # the arguments fit, so it is the numbers
+        raise NotFiniteError(f"{error}.") from None
+
+
+@quiet
+def _attend_tile(q: np.ndarray, rows: LayerRows, visible: np.ndarray,
+                 sums: np.ndarray | None, counted_from: int) -> np.ndarray:
+    """The definition of attend_prefixes for query rows [t, d] of one head."""
+    out = np.zeros_like(q)
+    seeing = np.flatnonzero(visible)
+    if not len(seeing):
+        return out
+    visible = visible[seeing]
+    width, everyone = int(visible.max()), int(visible.min())
+    scores = q[seeing] @ rows.k[:width].T
     scores *= F32(1 / math.sqrt(q.shape[1]))
-    own = int(np.searchsorted(tokens, first))  # tokens before it are seen by every row
-    scores[:, own:][tokens[own:visible] > positions[:, None]] = -np.inf
+    scores[:, everyone:][np.arange(everyone, width) >= visible[:, None]] = -np.inf
     weights = softmax(scores, out=scores)
-    if importance is not None:
-        counted = weights[max(0, importance_from - first):]
-        everything = int(tokens[visible - 1]) == visible - 1  # ascending, so no token is left out
-        seen = importance[:visible] if everything else importance[tokens[:visible]]
-        for row in counted:  # one query after the other: the order is part of the definition
-            seen += row
-        if not everything:
-            importance[tokens[:visible]] = seen
-    return finite_output(weights @ rows.v[:visible])
+    if sums is not None:
+        for row in weights[seeing >= counted_from]:  # the order is part of the definition
+            sums[:width] += row
+    out[seeing] = finite_output(weights @ rows.v[:width])
+    return out
+
+
+def _whole_rows(a: np.ndarray) -> np.ndarray:
+    """Return ``a`` [heads, n, d] with each head contiguous, as the kernels read it."""
+    whole = a[0].flags.c_contiguous and a.flags.aligned and a.strides[0] >= a[0].nbytes
+    return a if whole else np.ascontiguousarray(a)
+
+
+def add_heads(importance: np.ndarray | None, received: np.ndarray | None) -> None:
+    """Add what each head's queries gave, received [num_heads, n], to importance, head by head."""
+    if importance is not None and received is not None:
+        for head in received:
+            importance[: len(head)] += head
 
 
 def check_prefill(q: Any, k: Any, v: Any, start: int,
-                  importance: np.ndarray | None) -> tuple[np.ndarray, LayerRows, np.ndarray | None]:
-    """Check the arguments of causal_attention; returns q, rows and a copy of importance."""
+                  importance: np.ndarray | None) -> tuple[np.ndarray, LayerRows]:
+    """Check the arguments of causal_attention; returns q and the rows that it may read."""
     q = check_query(q, ndim=3)
     end = start + q.shape[1]
     rows = check_rows(q, k, v)
@@ -84,11 +116,10 @@ def check_prefill(q: Any, k: Any, v: Any, start: int,
     rows = rows.upto(end)
     require_finite(rows.k, "k")
     require_finite(rows.v, "v")
-    if importance is None:
-        return q, rows, None
-    if not isinstance(importance, np.ndarray) or importance.dtype != F32 \
-            or importance.ndim != 1 or len(importance) < end:
-        raise ValueError(f"importance must be a float32 array of at least {end} tokens.")
-    if not np.isfinite(importance).all():
-        raise ValueError("importance holds NaN or infinity; start from zeros.")
-    return q, rows, importance.copy()
+    if importance is not None:
+        if not isinstance(importance, np.ndarray) or importance.dtype != F32 \
+                or importance.ndim != 1 or len(importance) < end:
+            raise ValueError(f"importance must be a float32 array of at least {end} tokens.")
+        if not np.isfinite(importance).all():
+            raise ValueError("importance holds NaN or infinity; start from zeros.")
+    return q, rows

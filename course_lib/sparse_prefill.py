@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from course_lib.arrays import LayerRows, positive_int
-from course_lib.attention_common import kv_head, quiet
-from course_lib.prefill_attention import QUERY_TILE, attend_tile, check_prefill
+from course_lib.arrays import F32, LayerRows, positive_int
+from course_lib.attention_common import kv_head
+from course_lib.prefill_attention import add_heads, attend_prefixes, check_prefill
 from course_lib.sparse import Selection, gather_rows, probe_heads, select_blocks, select_heads
 
 
@@ -65,7 +65,6 @@ def prefill_groups(start: int, end: int, minibatch: int = 256,
     return pairs
 
 
-@quiet
 def sparse_prefill_attention(
     q: Any, k: Any, v: Any, *, start: int = 0, k_blocks: int, block_size: int = 32,
     n_probe: int = 8, minibatch: int = 256, group: int | None = None,
@@ -80,27 +79,30 @@ def sparse_prefill_attention(
     PrefillTrace). Source: engine rule.
     """
     block_size = positive_int(block_size, "block_size")
-    q, rows, added = check_prefill(q, k, v, start, importance)
+    q, rows = check_prefill(q, k, v, start, importance)
     groups = prefill_groups(start, start + q.shape[1], minibatch, group)
     chosen = [_choose(q[:, end - 1 - start], rows.upto(end), k_blocks, block_size, n_probe)
               for _, end in groups]
-    out = np.zeros_like(q)
+    out = np.empty_like(q)
     visible = np.zeros(q.shape[:2], bool)
-    for h in range(q.shape[0]):
-        kh = kv_head(h, q.shape[0], rows.k.shape[0])
+    received = None if importance is None else np.zeros((len(q), rows.k.shape[1]), F32)
+    for h in range(len(q)):
+        kh = kv_head(h, len(q), len(rows.k))
         for (first, end), by_head in zip(groups, chosen, strict=True):
             picked, tokens = rows.upto(end).head(kh), np.arange(end)
             if (selection := by_head[h]) is not None:
                 tokens = selection.tokens(end, block_size)
                 picked = gather_rows(picked, selection.ids, block_size)
-            first = max(first, int(tokens[0]))  # the queries before it see nothing
-            visible[h, first - start : end - start] = True
-            for tile in range(first, end, QUERY_TILE):
-                part = slice(tile - start, min(tile + QUERY_TILE, end) - start)
-                out[h, part] = attend_tile(q[h, part], tile, picked, tokens, added,
-                                           importance_from)
-    if importance is not None:
-        importance[:] = added
+            seen = np.searchsorted(tokens, np.arange(first, end), side="right")
+            part = slice(first - start, end - start)
+            visible[h, part] = seen > 0
+            # The sums of the picked tokens go on from where the groups before have left them.
+            sums = None if received is None else received[h, tokens][None]
+            attend_prefixes(q[h, part][None], picked.map(lambda a: a[None]), seen,
+                            out[h, part][None], sums, max(0, importance_from - first))
+            if received is not None and sums is not None:
+                received[h, tokens] = sums[0]
+    add_heads(importance, received)
     by_head_first = [[group[h] for group in chosen] for h in range(q.shape[0])]
     return out, PrefillTrace(visible, groups, by_head_first)
 

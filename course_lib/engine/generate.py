@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from course_lib.engine.checks import check_context, check_count
+from course_lib.engine.layers import argmax
 from course_lib.engine.session import Session
 
 
@@ -32,7 +33,7 @@ class Generation:
 
 def greedy(logits: np.ndarray) -> tuple[int, float]:
     """The best token (the lowest id on ties) and its margin over the second best."""
-    best = int(np.argmax(logits))
+    best = argmax(logits)
     if len(logits) == 1:
         return best, float("inf")
     rest = np.partition(logits, -2)[-2]

@@ -1,3 +1,143 @@
 #include "layers.h"
+#include "rope_tables.c"
 
-static const struct layer_kernels layer_kernels = {0};
+/* The mean square is the dot of a row with itself as every kernel takes dots: 16 sums, added by
+ * halves. */
+static float mean_square(const float *x, ptrdiff_t d)
+{
+    v16 sum = v16_set(0.0f);
+    ptrdiff_t i = 0;
+    for (; i + 16 <= d; i += 16) {
+        v16 a = v16_load(x + i);
+        sum = v16_fma(a, a, sum);
+    }
+    if (i < d) {
+        v16 a = v16_load_part(x + i, d - i);
+        sum = v16_fma(a, a, sum);
+    }
+    return v16_sum(sum) / (float)d;
+}
+
+/* x / sqrt(mean + eps) * gain, each operation rounded once. */
+static ptrdiff_t rms_norm(const float *x, const float *gain, ptrdiff_t rows, ptrdiff_t d, float eps,
+                          float *out)
+{
+    for (ptrdiff_t r = 0; r < rows; r++) {
+        float mean = mean_square(x + r * d, d) + eps;
+        if (!isfinite(mean) || mean == 0.0f)
+            return r;
+    }
+    for (ptrdiff_t r = 0; r < rows; r++, x += d, out += d) {
+        v16 root = v16_set(sqrtf(mean_square(x, d) + eps));
+        ptrdiff_t i = 0;
+        for (; i + 16 <= d; i += 16)
+            v16_store(out + i, v16_mul(v16_div(v16_load(x + i), root), v16_load(gain + i)));
+        if (i < d) {
+            v16 y = v16_div(v16_load_part(x + i, d - i), root);
+            v16_store_part(out + i, v16_mul(y, v16_load_part(gain + i, d - i)), d - i);
+        }
+    }
+    return -1;
+}
+
+/* 16 pairs or fewer: first * cos - second * sin and second * cos + first * sin, three roundings
+ * each, as in NumPy. Returns 1 if a result is not finite; writes unless `out` is NULL. */
+static inline int rope_pairs(const float *x, const float *cos, const float *sin, ptrdiff_t pairs,
+                             ptrdiff_t count, float *out)
+{
+    int whole = count == 16;
+    v16 first = whole ? v16_load(x) : v16_load_part(x, count);
+    v16 second = whole ? v16_load(x + pairs) : v16_load_part(x + pairs, count);
+    v16 c = whole ? v16_load(cos) : v16_load_part(cos, count);
+    v16 s = whole ? v16_load(sin) : v16_load_part(sin, count);
+    v16 left = v16_sub(v16_mul(first, c), v16_mul(second, s));
+    v16 right = v16_add(v16_mul(second, c), v16_mul(first, s));
+    if (out && whole) {
+        v16_store(out, left);
+        v16_store(out + pairs, right);
+    } else if (out) {
+        v16_store_part(out, left, count);
+        v16_store_part(out + pairs, right, count);
+    }
+    return v16_not_finite(left) | v16_not_finite(right);
+}
+
+/* All rows; returns the first token with a result that is not finite, or -1. */
+static ptrdiff_t rope_rows(const float *x, const float *cos, const float *sin, ptrdiff_t tokens,
+                           ptrdiff_t heads, ptrdiff_t d, float *out)
+{
+    ptrdiff_t pairs = d / 2;
+    for (ptrdiff_t t = 0; t < tokens; t++, cos += pairs, sin += pairs)
+        for (ptrdiff_t h = 0; h < heads; h++, x += d, out = out ? out + d : NULL)
+            for (ptrdiff_t i = 0; i < pairs; i += 16)
+                if (rope_pairs(x + i, cos + i, sin + i, pairs, pairs - i < 16 ? pairs - i : 16,
+                               out ? out + i : NULL))
+                    return t;
+    return -1;
+}
+
+static ptrdiff_t rope(const float *x, const float *cos, const float *sin, ptrdiff_t tokens,
+                      ptrdiff_t heads, ptrdiff_t d, float *out)
+{
+    ptrdiff_t bad = rope_rows(x, cos, sin, tokens, heads, d, NULL);
+    return bad < 0 ? rope_rows(x, cos, sin, tokens, heads, d, out) : bad;
+}
+
+/* SiLU(g) = g / (1 + exp(-g)). With e = exp(-|g|), which cannot overflow, that is g / (1 + e) for
+ * g >= 0 and g e / (1 + e) below: g times a factor of 1 or e, over 1 + e. */
+static inline v16 silu_mul_16(v16 gate, v16 up)
+{
+    const v16 one = v16_set(1.0f), zero = v16_set(0.0f);
+    v16 e = v16_exp(v16_sub(zero, v16_max(gate, v16_sub(zero, gate))));
+    /* 1 or 0 by the sign of g, plus e or 0: only one of the two is not 0, so nothing is rounded. */
+    v16 factor = v16_add(v16_zero_below(one, gate, 0.0f),
+                         v16_sub(e, v16_zero_below(e, gate, 0.0f)));
+    return v16_mul(v16_div(v16_mul(gate, factor), v16_add(one, e)), up);
+}
+
+static void silu_mul(const float *gate, const float *up, ptrdiff_t count, float *out)
+{
+    ptrdiff_t i = 0;
+    for (; i + 16 <= count; i += 16)
+        v16_store(out + i, silu_mul_16(v16_load(gate + i), v16_load(up + i)));
+    if (i < count)
+        v16_store_part(out + i, silu_mul_16(v16_load_part(gate + i, count - i),
+                                            v16_load_part(up + i, count - i)), count - i);
+}
+
+static int all_finite(const float *x, ptrdiff_t count)
+{
+    return max_magnitude_bits(x, count) < 0x7f800000;
+}
+
+/* An integer that is ordered like the float: of negative floats, larger bits mean a smaller number.
+ * Adding 0 makes -0 the 0 that it equals. A compiler vectorizes a maximum of integers. */
+static inline int32_t float_order(float x)
+{
+    int32_t bits;
+    x += 0.0f;
+    memcpy(&bits, &x, sizeof bits);
+    return bits < 0 ? bits ^ 0x7fffffff : bits;
+}
+
+static ptrdiff_t argmax(const float *x, ptrdiff_t count)
+{
+    int32_t largest = float_order(x[0]), magnitude = 0;
+    for (ptrdiff_t i = 0; i < count; i++) {
+        int32_t order = float_order(x[i]), bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        bits &= 0x7fffffff;
+        magnitude = bits > magnitude ? bits : magnitude;
+        largest = order > largest ? order : largest;
+    }
+    if (magnitude > 0x7f800000)  /* above infinity lie the NaNs */
+        return -1;
+    ptrdiff_t i = 0;
+    while (float_order(x[i]) != largest)
+        i++;
+    return i;
+}
+
+static const struct layer_kernels layer_kernels = {
+    rms_norm, rope_tables, rope, silu_mul, all_finite, argmax,
+};

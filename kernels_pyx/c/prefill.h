@@ -1,12 +1,42 @@
-/* Prefill attention: many query rows, each over a prefix of the rows. */
+/* Prefill: attention of many query rows, each over its own prefix of the KV rows; and the
+ * antidiagonal scores by which prefill policies choose blocks.
+ *
+ * Query head h reads KV head h * num_kv_heads / num_heads. The numbers are defined in prefill.c. */
 #ifndef COURSE_PREFILL_H
 #define COURSE_PREFILL_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+/* What attention is computed from. */
+struct prefill_input {
+    const float *q;                          /* [num_heads][rows][d], finite */
+    const float *k, *v;                      /* [num_kv_heads][n][d], each head contiguous */
+    const int64_t *visible;                  /* [rows]: row i reads tokens 0 to visible[i] - 1 */
+    ptrdiff_t num_heads, num_kv_heads, rows, n, d;
+    ptrdiff_t k_head_stride, v_head_stride;  /* values from one head to the next */
+};
+
+/* What the functions return: a token >= 0 if the score of its K row is not finite, or one of
+ * these. Of several errors that of the first head and query is returned. Only where all is done
+ * something is written. */
+enum { PREFILL_DONE = -1, PREFILL_BAD_OUTPUT = -2, PREFILL_NO_MEMORY = -3 };
+
 struct prefill_kernels {
-    int none_yet;
+    /* out[num_heads][rows][d]; zeros where visible[i] is 0. Unless `importance` is NULL, row h of
+     * importance[num_heads][n] gets the softmax weights of head h's rows from `importance_from`
+     * on added, row after row. */
+    ptrdiff_t (*attention)(const struct prefill_input *in, ptrdiff_t importance_from, int threads,
+                           float *out, float *importance);
+
+    /* out[num_heads][q_rows / s][k_rows / s], where s = stride divides both:
+     * out[h][m][n] = sum over i < s of q[h][m s + s - 1 - i] . k[n s + i], one dot of s * d
+     * products. q [num_heads][q_rows][d], k [num_kv_heads][k_rows][d] with a head stride.
+     * PREFILL_BAD_OUTPUT where a sum is not finite. */
+    ptrdiff_t (*antidiagonal_scores)(const float *q, ptrdiff_t num_heads, ptrdiff_t q_rows,
+                                     const float *k, ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
+                                     ptrdiff_t k_head_stride, ptrdiff_t d, ptrdiff_t stride,
+                                     int threads, float *out);
 };
 
 #endif

@@ -1,1 +1,137 @@
-# Empty so far.
+# Prefill attention and antidiagonal scores.
+
+from libc.stdint cimport INTPTR_MAX as LARGEST_INDEX
+
+cdef extern from "prefill.h":
+    cdef struct prefill_input:
+        const float *q
+        const float *k
+        const float *v
+        const int64_t *visible
+        ptrdiff_t num_heads
+        ptrdiff_t num_kv_heads
+        ptrdiff_t rows
+        ptrdiff_t n
+        ptrdiff_t d
+        ptrdiff_t k_head_stride
+        ptrdiff_t v_head_stride
+    cdef enum:
+        PREFILL_DONE
+        PREFILL_BAD_OUTPUT
+        PREFILL_NO_MEMORY
+    cdef struct prefill_kernels:
+        ptrdiff_t attention(const prefill_input *input, ptrdiff_t importance_from, int threads,
+                            float *out, float *importance) nogil
+        ptrdiff_t antidiagonal_scores(const float *q, ptrdiff_t num_heads, ptrdiff_t q_rows,
+                                      const float *k, ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
+                                      ptrdiff_t k_head_stride, ptrdiff_t d, ptrdiff_t stride,
+                                      int threads, float *out) nogil
+
+
+cdef int require_heads(ptrdiff_t num_heads, ptrdiff_t num_kv_heads) except -1:
+    """ValueError unless there are query heads that divide over the KV heads."""
+    if num_heads == 0 or num_kv_heads == 0 or num_heads % num_kv_heads:
+        raise ValueError(f"the {num_heads} heads of q must divide over the {num_kv_heads} of k")
+    return 0
+
+
+@operation
+def prefill_attention(Variant variant, q, k, v, visible, out, importance=None,
+                      importance_from_row=0):
+    """Attention of every query row over its own prefix of the rows, as two_pass computes it.
+
+    q float32 [num_heads, rows, d]; k, v float32 [num_kv_heads, n, d], views of a longer cache
+    allowed; visible int64 [rows]: row i reads tokens 0 to visible[i] - 1, in any order of sizes (a
+    row that reads nothing gives zeros); out float32 [num_heads, rows, d] receives the result.
+    importance, float32 [num_heads, n] or None, gets the softmax weights of each head's rows from
+    importance_from_row on added, row after row. ValueError, with nothing written, for a score or
+    output that is not finite, shapes that disagree and outputs that share memory; TypeError for
+    a wrong dtype.
+    """
+    cdef Array queries = Array(q, "q", "float32", 3)
+    cdef Array keys = Array(k, "k", "float32", 3, False, True)
+    cdef Array values = Array(v, "v", "float32", 3, False, True)
+    cdef Array seen = Array(visible, "visible", "int64", 1)
+    cdef Array result = Array(out, "out", "float32", 3, True)
+    cdef Array weights
+    cdef prefill_input input
+    cdef ptrdiff_t first = whole(importance_from_row, "importance_from_row", 0, LARGEST_INDEX)
+    cdef ptrdiff_t i, status
+    cdef float *sums = NULL
+    cdef int threads = num_threads
+    input.num_heads, input.rows, input.d = queries.size(0), queries.size(1), queries.size(2)
+    input.num_kv_heads, input.n = keys.size(0), keys.size(1)
+    if input.d == 0:
+        raise ValueError("q must have at least one value a row")
+    require_heads(input.num_heads, input.num_kv_heads)
+    keys.require_shape((input.num_kv_heads, input.n, input.d), "with rows as long as those of q")
+    values.require_shape((input.num_kv_heads, input.n, input.d), "like k")
+    seen.require_shape((input.rows,), "to have one number for each row of q")
+    result.require_shape((input.num_heads, input.rows, input.d), "like q")
+    if importance is None:
+        apart((result,), (queries, keys, values, seen))
+    else:
+        weights = Array(importance, "importance", "float32", 2, True)
+        weights.require_shape((input.num_heads, input.n), "(query heads, tokens)")
+        apart((result, weights), (queries, keys, values, seen))
+        sums = <float *>weights.view.buf
+    input.q, input.k = <const float *>queries.view.buf, <const float *>keys.view.buf
+    input.v, input.visible = <const float *>values.view.buf, <const int64_t *>seen.view.buf
+    input.k_head_stride, input.v_head_stride = keys.head_stride(), values.head_stride()
+    for i in range(input.rows):
+        if not 0 <= input.visible[i] <= input.n:
+            raise ValueError(f"visible must be 0 to {input.n}, the tokens of k; row {i} has "
+                             f"{input.visible[i]}")
+    if input.rows == 0:
+        return
+    with nogil:
+        status = variant.c.prefill.attention(&input, first, threads,
+                                             <float *>result.view.buf, sums)
+    if status >= 0:
+        raise ValueError(f"the score of K row {status} is not finite; the row or its query is bad")
+    if status == PREFILL_BAD_OUTPUT:
+        raise ValueError("the output is not finite; a V row is bad")
+    if status == PREFILL_NO_MEMORY:
+        raise MemoryError(f"prefill attention over {input.n} tokens")
+
+
+@operation
+def antidiagonal_scores(Variant variant, q, k, stride, out):
+    """Sums of raw scores along antidiagonals of squares of `stride` queries by `stride` keys.
+
+    q float32 [num_heads, Lq, d]; k float32 [num_kv_heads, Lk, d], a view of a longer cache
+    allowed; stride divides Lq and Lk; out float32 [num_heads, Lq / stride, Lk / stride] receives
+    out[h, m, n] = sum over i < stride of q[h, m stride + stride - 1 - i] . k[n stride + i], not
+    scaled: one dot over the stride * d products. ValueError, with nothing written, for a sum that
+    is not finite, for shapes and lengths that do not fit and an output that shares memory with q
+    or k; TypeError for a wrong dtype.
+    """
+    cdef Array queries = Array(q, "q", "float32", 3)
+    cdef Array keys = Array(k, "k", "float32", 3, False, True)
+    cdef Array result = Array(out, "out", "float32", 3, True)
+    cdef ptrdiff_t step = whole(stride, "stride", 1, LARGEST_INDEX), status
+    cdef ptrdiff_t num_heads = queries.size(0), q_rows = queries.size(1), d = queries.size(2)
+    cdef ptrdiff_t num_kv_heads = keys.size(0), k_rows = keys.size(1)
+    cdef ptrdiff_t head_stride = keys.head_stride()
+    cdef int threads = num_threads
+    if d == 0:
+        raise ValueError("q must have at least one value a row")
+    require_heads(num_heads, num_kv_heads)
+    keys.require_shape((num_kv_heads, k_rows, d), "with rows as long as those of q")
+    if q_rows % step or k_rows % step:
+        raise ValueError(f"stride must divide the {q_rows} rows of q and the {k_rows} of k, "
+                         f"{step} does not")
+    result.require_shape((num_heads, q_rows // step, k_rows // step),
+                         "(heads, rows of q / stride, rows of k / stride)")
+    apart((result,), (queries, keys))
+    if q_rows == 0 or k_rows == 0:
+        return
+    with nogil:
+        status = variant.c.prefill.antidiagonal_scores(
+            <const float *>queries.view.buf, num_heads, q_rows, <const float *>keys.view.buf,
+            num_kv_heads, k_rows, head_stride, d, step, threads,
+            <float *>result.view.buf)
+    if status == PREFILL_BAD_OUTPUT:
+        raise ValueError("a score is not finite; a row of q or k is bad")
+    if status == PREFILL_NO_MEMORY:
+        raise MemoryError(f"antidiagonal scores of stride {step}")

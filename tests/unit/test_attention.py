@@ -305,19 +305,25 @@ def test_importance_holds_the_weights_of_the_counted_queries():
 
 
 def test_importance_is_added_one_query_after_the_other():
-    """With q = 0 the weights are known exactly: 1/(p + 1), so the order shows in the bits."""
+    """From 0 in each head, then head after head. With q = 0 the weights are known exactly:
+    1/(p + 1), so the order shows in the bits."""
     n, heads = 300, 2
     _, k, v = prefill_made(heads, 1, n)
     importance = np.random.default_rng(1).uniform(0, 3, n).astype(F32)
-    want, at_once = importance.copy(), importance.copy()
+    want, backwards, in_one_row = importance.copy(), importance.copy(), importance.copy()
     weights = np.tril(np.repeat(F32(1) / np.arange(1, n + 1, dtype=F32)[:, None], n, axis=1))
     for _ in range(heads):
+        of_head = np.zeros(n, F32)
         for p in range(n):
-            want += weights[p]
-        at_once += weights.sum(axis=0)
+            of_head += weights[p]
+            in_one_row += weights[p]
+        want += of_head
+        for p in reversed(range(n)):
+            backwards += weights[p]
     causal_attention(np.zeros((heads, n, 32), F32), k, v, importance=importance)
     assert np.array_equal(importance, want)
-    assert not np.array_equal(at_once, want), "the sample must tell the orders apart"
+    for other in (backwards, in_one_row):
+        assert not np.array_equal(other, want), "the sample must tell the orders apart"
 
 
 def test_prefill_memory_is_bounded_by_its_tiles():
