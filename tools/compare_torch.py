@@ -39,6 +39,7 @@ def main() -> int:
         return 2
     torch.set_num_threads(args.threads)
     kernels.set_threads(args.threads)
+    reader = machine.Reader(kernels)
     bench = Bench(memory.Arena(memory.arena_bytes(memory.available_bytes())))
     print(f"{machine.machine_text()}; torch {torch.__version__}, kernels {kernels.info.variant}, "
           f"{args.threads} thread{'s' * (args.threads > 1)}\n"
@@ -47,11 +48,11 @@ def main() -> int:
           f"{'difference':>11}")
     with torch.inference_mode():
         for n in args.contexts:
-            print(line(bench, kernels, n, torch, np), flush=True)
+            print(line(bench, kernels, reader, n, torch, np), flush=True)
     return 0
 
 
-def line(bench, kernels, n, torch, np) -> str:
+def line(bench, kernels, reader, n, torch, np) -> str:
     rows = attention_cases.layers(bench, "f32", n)
     q = bench.normal(attention_cases.NUM_HEADS, attention_cases.HEAD_DIM)
     out = np.empty_like(q)
@@ -70,8 +71,8 @@ def line(bench, kernels, n, torch, np) -> str:
                        .max())
     times = timing.interleaved({
         "torch": lambda: theirs(rows.next()), "ours": lambda: ours(rows.next()),
-        "read": machine.reader(kernels, bench.arena)}, seconds=1.0)
-    read = machine.window_bytes(bench.arena) / times["read"]
+        "read": reader}, seconds=1.0)
+    read = reader.nbytes / times["read"]
     fraction = rows.all[0].k.nbytes * 2 / times["ours"] / read
     return (f"{n:>8,} {1e3 * times['torch']:>9.3f} {1e3 * times['ours']:>8.3f} "
             f"{times['torch'] / times['ours']:>5.2f}x {100 * fraction:>6.0f} % {difference:>11.1e}")

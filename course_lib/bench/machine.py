@@ -20,6 +20,9 @@ from course_lib.launcher.machine import cpu_name, read
 WINDOW = 32 * 2**20
 """Bytes of one probe of the bandwidth: at 30 GB/s a millisecond, as long as a kernel's call."""
 
+WINDOWS = 4
+"""Windows that take turns, in memory of their own: what a kernel has read is not in them."""
+
 ROUNDS_OF_ARITHMETIC = 2**18
 
 Operations = Mapping[str, Callable[..., Any]]
@@ -62,38 +65,37 @@ class Peaks:
     int8_operations: float | None
 
 
-def reader(kernels: Kernels, arena: Arena) -> Callable[[], object]:
-    """Return a call that reads the next min(WINDOW, all) bytes of the arena, once each."""
-    size = min(WINDOW, arena.bytes.size // 64 * 64)
-    if kernels.chosen is not None:
-        read_words = kernels.chosen["read_words"]
-        windows = arena.sets(lambda at: arena.array(at, (size // 4,), "int32"), size)
-        return lambda: read_words(windows.next())
-    windows = arena.sets(lambda at: arena.array(at, (size // 8,), "int64"), size)
-    return lambda: np.add.reduce(windows.next())
+class Reader:
+    """Calls that read memory in order, the next `nbytes` of it each time."""
+
+    def __init__(self, kernels: Kernels, nbytes: int = WINDOW) -> None:
+        self.nbytes = nbytes
+        arena = Arena(WINDOWS * nbytes)
+        arena.bytes[:] = 1  # else every page would be the one page of zeros
+        # NumPy's own sum keeps up with memory in words of eight bytes.
+        dtype, size = ("int64", 8) if kernels.chosen is None else ("int32", 4)
+        self._sum = np.add.reduce if kernels.chosen is None else kernels.chosen["read_words"]
+        self._windows = arena.sets(lambda at: arena.array(at, (nbytes // size,), dtype), nbytes)
+
+    def __call__(self) -> object:
+        return self._sum(self._windows.next())
 
 
-def window_bytes(arena: Arena) -> int:
-    """Return how many bytes a call of reader() reads."""
-    return min(WINDOW, arena.bytes.size // 64 * 64)
-
-
-def peaks(kernels: Kernels, arena: Arena, threads: int,
-          rounds: int = ROUNDS_OF_ARITHMETIC) -> Peaks:
+def peaks(kernels: Kernels, reader: Reader, threads: int) -> Peaks:
     """Measure the machine with `threads` threads, in about a tenth of a second."""
     kernels.set_threads(threads)
-    calls: dict[str, Callable[[], object]] = {"read": reader(kernels, arena)}
+    calls: dict[str, Callable[[], object]] = {"read": reader}
     done: dict[str, float] = {}
     if kernels.chosen is not None:
         for name in ("compute_float", "compute_int8"):
-            done[name] = kernels.chosen[name](rounds)
-            calls[name] = partial(kernels.chosen[name], rounds)
+            done[name] = kernels.chosen[name](ROUNDS_OF_ARITHMETIC)
+            calls[name] = partial(kernels.chosen[name], ROUNDS_OF_ARITHMETIC)
     times = interleaved(calls)
 
     def giga(name: str) -> float | None:
         return done[name] / times[name] / 1e9 if name in done else None
 
-    return Peaks(threads, window_bytes(arena) / times["read"] / 1e9, giga("compute_float"),
+    return Peaks(threads, reader.nbytes / times["read"] / 1e9, giga("compute_float"),
                  giga("compute_int8"))
 
 

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Sequence, Set
 from typing import TextIO
 
 import numpy as np
 from tqdm import tqdm
 
+from course_lib import backend
 from course_lib.bench import table
 from course_lib.bench.groups import Plan, chosen
-from course_lib.bench.machine import Kernels, machine_text, on_fast_cores, peaks
+from course_lib.bench.machine import (
+    WINDOW,
+    Kernels,
+    Reader,
+    machine_text,
+    on_fast_cores,
+    peaks,
+)
 from course_lib.bench.memory import ARENA_BYTES, Arena, arena_bytes, available_bytes
 from course_lib.bench.records import csv_text, json_text, write
 from course_lib.bench.run import Run, all_plans, run, steps
+
+QUICK_SECONDS = 30
+"""No group is begun later than this with --quick; the longest takes a few seconds."""
 
 
 def bench(out: TextIO, *, quick: bool = False, parts: Set[str] = frozenset(),
@@ -26,32 +39,38 @@ def bench(out: TextIO, *, quick: bool = False, parts: Set[str] = frozenset(),
     parts: those of the bench, all if empty. threads: counts to measure, one and all fast cores if
     empty. plans and arena_size stand in for the whole bench and the memory that is rotated.
     """
+    begun = time.monotonic()
     kernels = Kernels()
     counts = kernels.thread_counts(threads)
-    everything = all_plans() if plans is None else plans
-    todo = chosen(everything, parts, quick)
     if quick and not threads:
         counts = counts[:1]
+    everything = all_plans() if plans is None else plans
+    todo = chosen(everything, parts, quick)
     size = arena_bytes(available_bytes()) if arena_size is None else arena_size
     with on_fast_cores(max(counts)) as remark:
         print(f"{machine_text()}{remark and '; ' + remark}", file=out)
         print(about(kernels, size), file=out, flush=True)
-        state = Run(kernels, filled_arena(size), {})
-        complete = measure_all(state, todo, counts, out)
-    print_results(state, quick, len(everything) - len(todo), out)
+        state = Run(kernels, Arena(size), Reader(kernels, min(WINDOW, size)))
+        finished, late = measure_all(state, todo, counts, out,
+                                     begun + QUICK_SECONDS if quick else math.inf)
+    print_results(state, out)
+    if quick:
+        print(quick_text(everything, [plan for plan in todo if plan not in late], late), file=out)
     for path, text in ((csv_path, csv_text), (json_path, json_text)):
         if path is not None:
             write(path, text([one.record for one in state.measured]))
-    if not complete:
+    if not finished:
         print(f"course: interrupted; kept {len(state.measured)} rows", file=sys.stderr)
-    return 0 if complete else 130
+    return 0 if finished else 130
 
 
-def filled_arena(size: int) -> Arena:
-    """The rotating memory, every page of it really there."""
-    arena = Arena(size)
-    arena.bytes[:] = 1
-    return arena
+def quick_text(everything: list[Plan], measured: list[Plan], late: list[Plan]) -> str:
+    """What --quick left out, by plan and because time was short."""
+    left_out = [plan.title for plan in everything if plan not in measured]
+    text = f"\n--quick left out {len(left_out)} of {len(everything)} groups: {', '.join(left_out)}"
+    if late:
+        text += f" (the last {len(late)} because this machine is slow or busy)"
+    return text + "; and more threads, unless named with --threads."
 
 
 def about(kernels: Kernels, size: int) -> str:
@@ -65,12 +84,14 @@ def about(kernels: Kernels, size: int) -> str:
     return text
 
 
-def measure_all(state: Run, plans: list[Plan], counts: list[int], out: TextIO) -> bool:
-    """Probe the machine and measure every plan; False if interrupted."""
+def measure_all(state: Run, plans: list[Plan], counts: list[int], out: TextIO,
+                until: float) -> tuple[bool, list[Plan]]:
+    """Probe the machine and measure the plans until a time; False if interrupted, and the plans
+    that were not begun."""
     total = sum(len(each) for _, each in steps(plans, counts))
     try:
         for count in counts:
-            state.peaks[count] = peaks(state.kernels, state.arena, count)
+            state.peaks[count] = peaks(state.kernels, state.reader, count)
         print(table.peaks_text(state.peaks), file=out, flush=True)
         with tqdm(total=total, unit="group", file=sys.stderr, leave=False,
                   disable=not sys.stderr.isatty()) as bar:
@@ -78,16 +99,15 @@ def measure_all(state: Run, plans: list[Plan], counts: list[int], out: TextIO) -
                 bar.set_postfix_str(title)
                 bar.update()
 
-            run(state, plans, counts, finished)
+            return True, run(state, plans, counts, finished, until)
     except KeyboardInterrupt:
-        return False
+        return False, []
     finally:
-        state.kernels.set_threads(counts[-1])
-    return True
+        state.kernels.set_threads(backend.threads())
 
 
-def print_results(state: Run, quick: bool, left_out: int, out: TextIO) -> None:
-    """The table, the crossover, and what is not in it."""
+def print_results(state: Run, out: TextIO) -> None:
+    """The table, the crossover, and what the build lacks."""
     if state.measured:
         print(f"\n{table.attention_heading()}\n\n{table.table(state.measured)}\n\n{table.LEGEND}",
               file=out)
@@ -96,6 +116,3 @@ def print_results(state: Run, quick: bool, left_out: int, out: TextIO) -> None:
         print(f"\n{crossings}", file=out)
     if state.missing:
         print(f"\nnot in this build: {', '.join(state.missing)}", file=out)
-    if quick:
-        print(f"\n--quick left out {left_out} groups: other contexts and shapes, more threads "
-              "(name them with --threads).", file=out)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from course_lib import backend
 from course_lib.bench import attention_cases, linear_cases, model_cases, prefill_cases
 from course_lib.bench.groups import Bench, Group, Kernel, Plan, Work
-from course_lib.bench.machine import Kernels, Operations, Peaks, reader, window_bytes
+from course_lib.bench.machine import Kernels, Operations, Peaks, Reader
 from course_lib.bench.memory import Arena
 from course_lib.bench.records import Record
 from course_lib.bench.timing import interleaved
@@ -34,7 +36,8 @@ class Run:
 
     kernels: Kernels
     arena: Arena
-    peaks: dict[int, Peaks]
+    reader: Reader
+    peaks: dict[int, Peaks] = field(default_factory=dict)
     measured: list[Measured] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
@@ -51,14 +54,21 @@ def steps(plans: list[Plan], threads: list[int]) -> list[tuple[Plan, list[int]]]
 
 
 def run(state: Run, plans: list[Plan], threads: list[int],
-        finished: Callable[[str], object] = lambda title: None) -> None:
-    """Measure every plan into `state`; `finished` is called after each group."""
+        finished: Callable[[str], object] = lambda title: None,
+        until: float = math.inf) -> list[Plan]:
+    """Measure every plan into `state`; `finished` is called after each group.
+
+    Returns the plans that were not begun because time.monotonic() had come to `until`.
+    """
     bench = Bench(state.arena)
-    for plan, counts in steps(plans, threads):
+    for i, (plan, counts) in enumerate(steps(plans, threads)):
+        if time.monotonic() > until:
+            return plans[i:]
         group = plan.build(bench)
         for count in counts:
             measure(state, group, count)
             finished(plan.title)
+    return []
 
 
 def measure(state: Run, group: Group, threads: int) -> None:
@@ -67,7 +77,7 @@ def measure(state: Run, group: Group, threads: int) -> None:
     kernels.set_threads(threads)
     works = [work for work in group.works if there(state, work)]
     calls: dict[tuple[str, str], Callable[[], object]] = {
-        ("read", ""): reader(kernels, state.arena)}
+        ("read", ""): state.reader}
     for work in works:
         for kind, operations in (("chosen", kernels.chosen), ("portable", kernels.portable)):
             if operations is not None:
@@ -79,7 +89,7 @@ def measure(state: Run, group: Group, threads: int) -> None:
         calls |= {("numpy", name): numpy_call(call) for name, call in group.numpy.items()
                   if name in used}
     times = interleaved(calls, SECONDS)
-    gb_per_s = window_bytes(state.arena) / times["read", ""] / 1e9
+    gb_per_s = state.reader.nbytes / times["read", ""] / 1e9
     state.measured += [
         measured_of(state, group, work, threads, times, gb_per_s) for work in works]
 

@@ -275,9 +275,23 @@ def test_more_threads_are_compared_with_one_and_not_with_numpy(tmp_path):
 
 def test_parts_and_quick_leave_groups_out_and_quick_says_so():
     code, text = bench("numpy", quick=True)
-    assert code == 0 and "--quick left out 6 groups" in text and "gemv" not in text
+    assert code == 0 and "gemv" not in text
+    assert "--quick left out 6 of 8 groups: q8_0 1, q8_0 5, q4_0 1" in text
     code, text = bench("numpy", parts={"linear"})
     assert code == 0 and "gemv_q4_0 64x32" in text and "two_pass" not in text.split("ms: ")[0]
+
+
+def test_quick_begins_nothing_late_and_says_so(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
+
+    def slow(bench):
+        now[0] += 20
+        return attention_cases.build("q8", 80, bench)
+
+    plans = [Plan("attention", f"plan {i}", slow, quick=True) for i in range(4)]
+    code, text = bench("numpy", plans=plans, quick=True)
+    assert code == 0 and "left out 2 of 4 groups: plan 2, plan 3 (the last 2 because" in text
 
 
 def test_the_real_plans_have_every_context_and_a_quick_part():
@@ -353,7 +367,9 @@ def test_ratios_are_those_of_the_medians(monkeypatch):
                ("numpy", "dense"): 0.02, ("numpy", "dequantized"): 0.05}
     monkeypatch.setattr(run, "interleaved", lambda calls, seconds: dict(medians))
     with backend.using("portable"):
-        state = run.Run(machine.Kernels(), memory.Arena(2**20), {1: Peaks(1, 9.0, 100.0, 400.0)})
+        kernels = machine.Kernels()
+    state = run.Run(kernels, memory.Arena(64), machine.Reader(kernels, 2**20),
+                    {1: Peaks(1, 9.0, 100.0, 400.0)})
     work = Work("w", lambda kernel: None, "read_words", read_bytes=10**6, operations=4e7,
                 numpy="dense")
     run.measure(state, Group([work], {}, "q8", 64), 1)
@@ -377,8 +393,8 @@ def test_bytes_of_chosen_blocks_count_shared_ones_once():
 def test_every_operation_that_a_build_lacks_is_named_once(monkeypatch):
     with backend.using("numpy"):
         kernels = machine.Kernels()
+    state = run.Run(kernels, memory.Arena(64), machine.Reader(kernels, 64))
     monkeypatch.setattr(kernels, "chosen", {"there": None})
-    state = run.Run(kernels, memory.Arena(64), {})
     works = [Work("there", print), Work("gone", print), Work("also gone", print, "gone"),
              Work("model", print, whole_model=True)]
     assert [work.kernel for work in works if run.there(state, work)] == ["there", "model"]
@@ -436,7 +452,7 @@ def test_a_board_with_two_kinds_of_cores_measures_on_the_fast_ones(monkeypatch):
 def test_numpy_alone_is_probed_without_kernels():
     with backend.using("numpy"):
         kernels = machine.Kernels()
-        found = machine.peaks(kernels, memory.Arena(2**16), 1)
+        found = machine.peaks(kernels, machine.Reader(kernels, 2**14), 1)
     assert kernels.thread_counts([3]) == [1] and found.gb_per_s > 0
     assert found.float_operations is None and found.int8_operations is None
     assert "GFLOP" not in table.peaks_text({1: found})
