@@ -5,8 +5,6 @@ public engine's rule; the order of tokens in the softmax is ours (ascending, so 
 every block is bit-equal to dense attention).
 """
 
-import functools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,64 +22,11 @@ from course_lib.attention import attend
 from course_lib.attention_common import check_query, check_rows, kv_head, quiet, widen
 from course_lib.gather import gather_blocks as gather_blocks
 from course_lib.gather import gather_rows
-
-REASONS = ("importance", "probe", "recency", "evicted_by_recency", "not_selected")
-
-
-@dataclass(frozen=True, eq=False)
-class Selection:
-    """The blocks chosen for one query head, with the trace of reasons.
-
-    ids: chosen blocks ascending, int64. order: the same blocks in order of choice (a recency
-    block stands where the block that it replaced stood). probe, importance: float32 [n_blocks],
-    the scores that decided (importance None if none was given). num_importance: how many blocks
-    at the head of ``order`` were reserved by importance. recency, evicted: the block that recency
-    put in and the one that it threw out, or None.
-    """
-
-    ids: np.ndarray
-    order: np.ndarray
-    probe: np.ndarray
-    importance: np.ndarray | None
-    num_importance: int
-    recency: int | None = None
-    evicted: int | None = None
-
-    @functools.cached_property
-    def probe_rank(self) -> np.ndarray:
-        """Rank of every block by probe score, int64: 1 = highest, ties to the lower index."""
-        return _ranks(self.probe)
-
-    @functools.cached_property
-    def importance_rank(self) -> np.ndarray | None:
-        """Rank of every block by importance sum, int64: 1 = highest; None without importance."""
-        return None if self.importance is None else _ranks(self.importance)
-
-    @functools.cached_property
-    def reason(self) -> tuple[str, ...]:
-        """For every block one of REASONS."""
-        reasons = ["not_selected"] * len(self.probe)
-        for place, block in enumerate(self.order.tolist()):
-            reasons[block] = "importance" if place < self.num_importance else "probe"
-        if self.recency is not None and self.evicted is not None:
-            reasons[self.recency] = "recency"
-            reasons[self.evicted] = "evicted_by_recency"
-        return tuple(reasons)
-
-    def tokens(self, n: int, block_size: int = 32) -> np.ndarray:
-        """Return the token positions of the chosen blocks in a context of n, int64 ascending."""
-        tokens = (self.ids[:, None] * block_size + np.arange(block_size)).ravel()
-        return tokens[: np.searchsorted(tokens, n)]
-
+from course_lib.selection import REASONS as REASONS
+from course_lib.selection import Selection
 
 def _descending(scores: np.ndarray) -> np.ndarray:
     return np.argsort(-scores, axis=-1, kind="stable")  # stable: ties to the lower index
-
-
-def _ranks(scores: np.ndarray) -> np.ndarray:
-    ranks = np.empty(len(scores), np.int64)
-    ranks[_descending(scores)] = np.arange(1, len(scores) + 1)
-    return ranks
 
 
 def n_blocks(n: int, block_size: int = 32) -> int:
@@ -305,12 +250,6 @@ def sparse_attention(q: Any, k: Any, v: Any, k_scale: Any = None, v_scale: Any =
     q = check_query(q)
     rows = check_rows(q, k, v, k_scale, v_scale)
     sums = _checked_sums(importance, rows.k.shape[1], block_size)
-    if backend.kernel("sparse_attention") is not None:
-        count = n_blocks(rows.k.shape[1], block_size)
-        chosen = sparse_kernels.Chosen(len(q), count, positive_int(k_blocks, "k_blocks"))
-        out, probe = chosen.attend(q, rows, sums, block_size, positive_int(n_probe, "n_probe"),
-                                   shared_selection)
-        return out, _selections(probe, sums, chosen)
     probe = probe_heads(q, rows, block_size, n_probe)
     if shared_selection:
         by_group = probe.reshape(len(rows.k), -1, probe.shape[1])

@@ -2,18 +2,6 @@
 
 #include <stdlib.h>
 
-static ptrdiff_t first_not_finite(const float *x, ptrdiff_t count)
-{
-    for (ptrdiff_t i = 0; i < count; i += 16) {
-        v16 values = count - i < 16 ? v16_load_part(x + i, count - i) : v16_load(x + i);
-        if (v16_not_finite(values))
-            for (;; i++)
-                if (!(x[i] - x[i] == 0.0f))
-                    return i;
-    }
-    return -1;
-}
-
 static void importance_sums(const float *importance, ptrdiff_t n, ptrdiff_t block_size,
                             float *sums)
 {
@@ -28,7 +16,8 @@ static void importance_sums(const float *importance, ptrdiff_t n, ptrdiff_t bloc
 
 #include "selection_probe.c"
 #include "selection_choose.c"
+#include "selection_attend.c"
 
 static const struct selection_kernels selection_kernels = {
-    probe_scores, first_not_finite, importance_sums, select_blocks,
+    probe_scores, first_bad_value, importance_sums, select_blocks, sparse_attention,
 };

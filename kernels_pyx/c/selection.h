@@ -25,6 +25,11 @@ struct choice {
     int32_t *order, *ids, *recency, *evicted;
 };
 
+/* What sparse_attention returns. BAD_PROBE: a score in `scores` is not finite. BAD_SCORE: a
+ * K row that was read, *bad_token, is not finite or its score is not. BAD_OUTPUT: a V row. */
+enum sparse_status { SPARSE_DONE, SPARSE_BAD_PROBE, SPARSE_BAD_SCORE, SPARSE_BAD_OUTPUT,
+                     SPARSE_NO_MEMORY };
+
 struct selection_kernels {
     /* scores [heads][n_blocks]: the largest q . k (times the row's scale) of the sampled rows; NaN
      * where one of them is not finite. heads is a multiple of rows->num_kv_heads; of rows, only K
@@ -33,7 +38,7 @@ struct selection_kernels {
                          ptrdiff_t block_size, ptrdiff_t n_probe, float *scores, int threads);
 
     /* Index of the first of `count` values that is NaN or infinite, or -1. */
-    ptrdiff_t (*first_not_finite)(const float *x, ptrdiff_t count);
+    ptrdiff_t (*first_bad_value)(const float *x, ptrdiff_t count);
 
     /* sums [n_blocks]: the values of each block added one after the other, from 0. */
     void (*importance_sums)(const float *importance, ptrdiff_t n, ptrdiff_t block_size,
@@ -42,6 +47,15 @@ struct selection_kernels {
     /* Choose the blocks of every head from finite scores [heads][n_blocks]. 0 if there is no
      * memory, else 1. */
     int (*select_blocks)(const float *scores, ptrdiff_t heads, const struct choice *choice);
+
+    /* Probe, choose, and attend (two_pass) over the chosen blocks in ascending order. With
+     * `shared`, the query heads of a KV head share one choice, by the largest of their probe
+     * scores; `scores` then holds that for each of them. q and out [heads][d]. */
+    enum sparse_status (*sparse_attention)(const float *q, ptrdiff_t heads,
+                                           const struct kv_rows *rows, ptrdiff_t block_size,
+                                           ptrdiff_t n_probe, int shared,
+                                           const struct choice *choice, float *scores, float *out,
+                                           int threads, ptrdiff_t *bad_token);
 };
 
 #endif

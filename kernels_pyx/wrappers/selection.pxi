@@ -2,16 +2,6 @@
 
 from libc.stdint cimport INT32_MAX, PTRDIFF_MAX
 
-cdef extern from "attention.h":
-    cdef struct kv_rows:
-        const void *k
-        const void *v
-        const float *k_scale
-        const float *v_scale
-        ptrdiff_t num_kv_heads, n, d
-        ptrdiff_t k_head_stride, v_head_stride
-        ptrdiff_t k_scale_stride, v_scale_stride
-
 cdef extern from "selection.h":
     cdef struct choice:
         const float *importance
@@ -20,15 +10,20 @@ cdef extern from "selection.h":
         int32_t *ids
         int32_t *recency
         int32_t *evicted
+    cdef enum sparse_status:
+        SPARSE_DONE, SPARSE_BAD_PROBE, SPARSE_BAD_SCORE, SPARSE_BAD_OUTPUT, SPARSE_NO_MEMORY
     cdef struct selection_kernels:
         void probe_scores(const float *q, ptrdiff_t heads, const kv_rows *rows,
                           ptrdiff_t block_size, ptrdiff_t n_probe, float *scores,
                           int threads) nogil
-        ptrdiff_t first_not_finite(const float *x, ptrdiff_t count) nogil
+        ptrdiff_t first_bad_value(const float *x, ptrdiff_t count) nogil
         void importance_sums(const float *importance, ptrdiff_t n, ptrdiff_t block_size,
                              float *sums) nogil
         int select_blocks(const float *scores, ptrdiff_t heads, const choice *choice) nogil
-
+        sparse_status sparse_attention(const float *q, ptrdiff_t heads, const kv_rows *rows,
+                                       ptrdiff_t block_size, ptrdiff_t n_probe, int shared,
+                                       const choice *choice, float *scores, float *out,
+                                       int threads, ptrdiff_t *bad_token) nogil
 
 cdef class ProbedRows:
     """Queries, the cache rows that they read, and how these are cut into blocks; checked."""
@@ -134,7 +129,7 @@ cdef int require_finite_values(Variant variant, Array array) except -1:
     """ValueError naming the first place of a contiguous float32 array with NaN or infinity."""
     cdef ptrdiff_t count = array.view.len // array.view.itemsize, bad
     with nogil:
-        bad = variant.c.selection.first_not_finite(<const float *>array.view.buf, count)
+        bad = variant.c.selection.first_bad_value(<const float *>array.view.buf, count)
     if bad >= 0:
         raise ValueError(f"{array.name} holds NaN or infinity at place {bad}")
     return 0
@@ -143,7 +138,7 @@ cdef int require_finite_values(Variant variant, Array array) except -1:
 cdef int require_finite_scores(Variant variant, Array scores) except -1:
     cdef ptrdiff_t count = scores.size(0) * scores.size(1), bad
     with nogil:
-        bad = variant.c.selection.first_not_finite(<const float *>scores.view.buf, count)
+        bad = variant.c.selection.first_bad_value(<const float *>scores.view.buf, count)
     if bad >= 0:
         raise ValueError(f"the probe score of block {bad % scores.size(1)} is not finite; "
                          "a K row of it is bad.")
@@ -190,7 +185,7 @@ def importance_sums(Variant variant, importance, block_size, out):
     with nogil:
         variant.c.selection.importance_sums(<const float *>values.view.buf, n, size,
                                             <float *>sums.view.buf)
-        bad = variant.c.selection.first_not_finite(<const float *>sums.view.buf, count)
+        bad = variant.c.selection.first_bad_value(<const float *>sums.view.buf, count)
     if bad >= 0:
         raise ValueError(f"importance holds NaN or infinity in block {bad}")
 
@@ -220,3 +215,45 @@ def select_blocks(Variant variant, probe, importance_sums, k_blocks, order, ids,
         enough = variant.c.selection.select_blocks(<const float *>scores.view.buf, heads, &chosen.c)
     if not enough:
         raise MemoryError("no memory to choose blocks")
+
+
+@operation
+def sparse_attention(Variant variant, q, k, v, k_scale, v_scale, importance_sums, k_blocks,
+                     block_size, n_probe, shared, out, probe, order, ids, recency, evicted):
+    """Probe every block, choose, and attend over the chosen ones, all heads of a layer.
+
+    q float32 [heads, d]; k, v float32 or int8 [kv_heads, n, d], views cache[:, :n] allowed; scales
+    float32 [kv_heads, n] with int8 rows, else None. The choice is select_blocks's, its results
+    are written to probe, order, ids, recency, evicted; with `shared` true, the query heads of a
+    KV head share one choice, by the largest of their probe scores. out float32 [heads, d] receives
+    two_pass attention over the chosen blocks. ValueError for what is not finite in q or in a row
+    that is read, an empty context, shapes that disagree.
+    """
+    cdef ProbedRows given = ProbedRows(variant, q, k, v, k_scale, v_scale, block_size, n_probe)
+    cdef Array output = Array(out, "out", "float32", 2, True)
+    cdef Array scores = given.scores(probe, "probe")
+    cdef Chosen chosen = Chosen(variant, given.heads, given.n_blocks, importance_sums, k_blocks,
+                                order, ids, recency, evicted)
+    cdef ptrdiff_t bad_token = -1
+    cdef int threads = num_threads, share = bool(shared)
+    cdef sparse_status status
+    if v is None:
+        raise TypeError("v must be an array, not None")
+    if (k_scale is None) != (v_scale is None):
+        raise ValueError("k_scale and v_scale belong together; pass both with int8 rows")
+    output.require_shape((given.heads, given.rows.d), "like q")
+    apart((output, scores, *chosen.outputs()), (*given.inputs(), *chosen.inputs()))
+    with nogil:
+        status = variant.c.selection.sparse_attention(
+            <const float *>given.q.view.buf, given.heads, &given.rows, given.block_size,
+            given.n_probe, share, &chosen.c, <float *>scores.view.buf, <float *>output.view.buf,
+            threads, &bad_token)
+    if status == SPARSE_BAD_PROBE:
+        require_finite_scores(variant, scores)
+    elif status == SPARSE_BAD_SCORE:
+        raise ValueError(f"the score of K row {bad_token} is not finite; the row or its scale "
+                         "is bad.")
+    elif status == SPARSE_BAD_OUTPUT:
+        raise ValueError("the output is not finite; a V row or its scale is bad.")
+    elif status == SPARSE_NO_MEMORY:
+        raise MemoryError("no memory for sparse attention")

@@ -247,6 +247,122 @@ def test_importance_sums_are_numpy_s(variant):
             kernels_pyx.kernels(variant)["importance_sums"](values, 32, np.empty(3, F32))
 
 
+# Sparse attention.
+
+
+def same_choice(probe_scores, importance, k_blocks, block_size):
+    sums = None if importance is None else sparse.importance_sums(importance, block_size)
+    return choose("portable", probe_scores, sums, k_blocks)
+
+
+@row_types
+@variants
+def test_sparse_attention_is_probe_choice_and_two_pass_over_the_chosen_blocks(variant, dtype):
+    rng = np.random.default_rng(12)
+    for seed in range(60):
+        num_kv_heads, group, d = (int(x) for x in rng.integers(1, (4, 5, 131)))
+        n, block_size, n_probe = (int(x) for x in rng.integers(1, (400, 71, 41)))
+        k_blocks, shared = int(rng.integers(1, 12)), bool(seed % 2)
+        q, rows, importance = made(num_kv_heads * group, num_kv_heads, n, d, seed, dtype, seed % 3)
+        importance = importance if seed % 4 < 2 else None
+        got = attend(variant, q, rows, importance, k_blocks, block_size, n_probe, shared)
+        scores = probe("portable", q, rows, block_size, n_probe)
+        if shared:
+            by_group = scores.reshape(num_kv_heads, group, -1)
+            scores = np.repeat(by_group.max(axis=1), group, axis=0)
+        choice = same_choice(scores, importance, k_blocks, block_size)
+        out = np.empty_like(q)
+        kernels_pyx.kernels("portable")["two_pass"](q, *rows, choice[1], block_size, out)
+        assert_same_bits(got, (out, scores, *choice))
+
+
+@row_types
+@variants
+def test_all_blocks_are_bit_equal_to_dense(variant, dtype):
+    for n in (1, 31, 32, 33, 100):
+        q, rows, importance = made(n=n, d=24, dtype=dtype)
+        dense = np.empty_like(q)
+        kernels_pyx.kernels("portable")["two_pass"](q, *rows, None, 32, dense)
+        for shared in (False, True):
+            out = attend(variant, q, rows, importance, sparse.n_blocks(n) + n % 2, shared=shared)
+            assert_same_bits(out[:1], [dense])
+
+
+@row_types
+@variants
+def test_threads_change_no_bit(variant, dtype):
+    q, rows, importance = made(12, 6, 500, 48, dtype=dtype)
+    want = attend(variant, q, rows, importance)
+    try:
+        for count in (2, 3, 8):
+            kernels_pyx.set_num_threads(count)
+            for shared in (False, True):
+                got = attend(variant, q, rows, importance, shared=shared)
+                assert shared or not assert_same_bits(got, want)
+            assert_same_bits([probe(variant, q, rows)], [want[1]])
+    finally:
+        kernels_pyx.set_num_threads(1)
+
+
+@row_types
+@variants
+def test_only_sampled_and_chosen_rows_are_read_and_a_bad_one_is_named(variant, dtype):
+    q, rows, importance = made(n=300, dtype=dtype)
+    out, scores, order, ids, *_ = attend(variant, q, rows, importance, 3)
+    read = np.zeros((2, 300), bool)
+    for b in range(10):
+        read[:, sparse.probe_positions(b, 300)] = True
+    chosen = np.zeros((2, 300), bool)
+    for h in range(4):
+        chosen[h // 2, np.add.outer(ids[h] * 32, np.arange(32)).clip(max=299)] = True
+    spoiled = rows.map(np.copy)
+    k_values, v_values = spoiled[2:] if dtype == "q8" else spoiled[:2]
+    k_values[~(read | chosen)] = v_values[~chosen] = np.nan
+    assert_same_bits(attend(variant, q, spoiled, importance, 3)[:2], (out, scores))
+    token = int(np.flatnonzero(chosen[1] & ~read[1])[0])
+    spoiled = rows.map(np.copy)
+    (spoiled.k_scale if dtype == "q8" else spoiled.k)[1, token] = np.inf
+    with pytest.raises(ValueError, match=f"the score of K row {token} is not finite"):
+        attend(variant, q, spoiled, importance, 3)
+    spoiled = rows.map(np.copy)
+    (spoiled.v_scale if dtype == "q8" else spoiled.v)[0, int(ids[0, 1]) * 32] = np.nan
+    with pytest.raises(ValueError, match="output is not finite; a V row"):
+        attend(variant, q, spoiled, importance, 3)
+    # What the probe meets comes first, in whichever head.
+    (spoiled.k_scale if dtype == "q8" else spoiled.k)[1, 64] = np.nan
+    with pytest.raises(ValueError, match="the probe score of block 2 is not finite"):
+        attend(variant, q, spoiled, importance, 3)
+
+
+def test_bad_arguments_of_sparse_attention():
+    q, rows, importance = made(n=100)
+    _, q8, _ = made(n=100, dtype="q8")
+    run = kernels_pyx.kernels("portable")["sparse_attention"]
+    sums = sparse.importance_sums(importance)
+    results = [np.empty((4, 32), F32), np.empty((4, 4), F32), *empty_choice(4, 4, 2)]
+    sizes = 2, 32, 8, False
+    cases = [
+        (ValueError, "v must have shape", (q, rows.k, rows.v[:, :99], None, None, sums, *sizes)),
+        (TypeError, "v must be", (q, rows.k, None, None, None, sums, *sizes)),
+        (ValueError, "belong together", (q, q8.k, q8.v, q8.k_scale, None, sums, *sizes)),
+        (TypeError, "v must be a int8", (q, q8.k, rows.v, *q8[2:], sums, *sizes)),
+        (ValueError, "v_scale must have", (q, *q8[:3], q8.v_scale[:, 1:], sums, *sizes)),
+        (ValueError, "importance_sums must have shape", (q, *rows, sums[1:], *sizes)),
+        (ValueError, "k_blocks must be 1", (q, *rows, sums, 0, *sizes[1:])),
+        (ValueError, "context is empty", (q, *rows.upto(0), None, *sizes)),
+    ]
+    for error, message, arguments in cases:
+        with pytest.raises(error, match=message):
+            run(*arguments, *results)
+    for place, name in ((0, "out"), (1, "probe"), (2, "order"), (5, "evicted")):
+        spoiled = list(results)
+        spoiled[place] = np.empty((9,) * results[place].ndim, results[place].dtype)
+        with pytest.raises(ValueError, match=f"{name} must have shape"):
+            run(q, *rows, sums, *sizes, *spoiled)
+    with pytest.raises(ValueError, match="out must not share memory with q"):
+        run(q, *rows, sums, *sizes, q, *results[1:])
+
+
 # Bad arguments.
 
 
