@@ -25,6 +25,7 @@ from course_lib.gather import gather_rows
 from course_lib.selection import REASONS as REASONS
 from course_lib.selection import Selection
 
+
 def _descending(scores: np.ndarray) -> np.ndarray:
     return np.argsort(-scores, axis=-1, kind="stable")  # stable: ties to the lower index
 

@@ -42,7 +42,8 @@ def probe_scores(q: np.ndarray, rows: LayerRows, block_size: int, n_probe: int,
                  out: np.ndarray) -> np.ndarray:
     """Write the probe score of every head and block to ``out`` and return it."""
     rows = readable(rows)
-    _run("probe_scores", np.ascontiguousarray(q), rows.k, rows.k_scale, *_sizes(rows, block_size, n_probe), out)
+    _run("probe_scores", np.ascontiguousarray(q), rows.k, rows.k_scale,
+         *_sizes(rows, block_size, n_probe), out)
     return out
 
 
