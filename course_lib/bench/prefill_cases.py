@@ -32,15 +32,15 @@ def plans() -> list[Plan]:
 
 
 def build_attention(n: int, bench: Bench) -> Group:
-    """Causal attention of n queries over n tokens, with and without importance."""
+    """Causal attention of n queries over n tokens, with importance, as the engine calls it."""
     q = bench.normal(NUM_HEADS, n, HEAD_DIM)
     k, v = bench.normal(NUM_KV_HEADS, n, HEAD_DIM), bench.normal(NUM_KV_HEADS, n, HEAD_DIM)
     out = np.empty_like(q)
     visible = np.arange(1, n + 1, dtype=np.int64)
-    importance = np.zeros(n, F32)
+    received, importance = np.zeros((NUM_HEADS, n), F32), np.zeros(n, F32)
 
     def call(kernel: Kernel) -> None:
-        kernel(q, k, v, visible, out, importance, 0)
+        kernel(q, k, v, visible, out, received, 0)
 
     def reference() -> None:
         prefill_attention.causal_attention(q, k, v, importance=importance)
@@ -55,15 +55,15 @@ def build_attention(n: int, bench: Bench) -> Group:
 def build_antidiagonal(bench: Bench) -> Group:
     """Scores of blocks of 16 by 16 along their antidiagonals, 2,048 queries and keys."""
     n = 2048
-    q, k = bench.normal(n, HEAD_DIM), bench.normal(n, HEAD_DIM)
-    out = np.empty((n // STRIDE, n // STRIDE), F32)
+    q, k = bench.normal(1, n, HEAD_DIM), bench.normal(1, n, HEAD_DIM)
+    out = np.empty((1, n // STRIDE, n // STRIDE), F32)
 
     def call(kernel: Kernel) -> None:
         kernel(q, k, STRIDE, out)
 
     def reference() -> None:
         rows = q.reshape(-1, STRIDE, HEAD_DIM)[:, ::-1].reshape(-1, STRIDE * HEAD_DIM)
-        np.matmul(rows, k.reshape(-1, STRIDE * HEAD_DIM).T, out=out)
+        np.matmul(rows, k.reshape(-1, STRIDE * HEAD_DIM).T, out=out[0])
 
     work = Work("antidiagonal_scores stride 16", call, "antidiagonal_scores",
                 operations=2.0 * HEAD_DIM * n * n / STRIDE, numpy="scores")

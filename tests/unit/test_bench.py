@@ -21,6 +21,7 @@ from course_lib.bench import (
     linear_cases,
     machine,
     memory,
+    prefill_cases,
     records,
     report,
     run,
@@ -61,7 +62,11 @@ def tiny_plans():
             for kv in ("q8", "f32")] + [
             Plan("linear", f"{form} {batch}", partial(linear_cases.build, form, 64, 32, batch),
                  all_threads=False)
-            for form in linear_cases.FORMATS for batch in (1, 5)]
+            for form in linear_cases.FORMATS for batch in (1, 5)] + [
+            Plan("prefill", "prefill", partial(prefill_cases.build_attention, 40)),
+            Plan("prefill", "antidiagonal", prefill_cases.build_antidiagonal),
+            Plan("prefill", "rows", prefill_cases.build_quantize),
+            Plan("prefill", "layers", prefill_cases.build_layers)]
 
 
 def bench(name, **options):
@@ -245,17 +250,21 @@ def test_a_run_measures_every_kernel(name, tmp_path):
     if name != "numpy" and "sparse_attention" not in kernels_pyx.kernels(name):
         both = [kernel for kernel in both if not kernel.startswith("sparse")]
     assert kinds == {(kernel, kv) for kernel in both for kv in ("q8", "f32")} | {
-        ("single_pass_q8", "q8")} | {(f"{kind}_{form} 64x32", None) for kind in ("gemv", "gemm5")
-                                     for form in linear_cases.FORMATS}
+        ("single_pass_q8", "q8"), ("prefill_attention 4/2 heads", "f32"),
+        ("antidiagonal_scores stride 16", "f32"), ("quantize_rows 4096x128", None),
+        ("rms_norm 256x2048", None), ("rope 256x2048", None), ("silu_mul 256x6144", None),
+    } | {(f"{kind}_{form} 64x32", None) for kind in ("gemv", "gemm5")
+         for form in linear_cases.FORMATS}
     assert len(rows) == len(kinds)
     for row in rows:
         assert list(row) == COLUMNS
         assert row["variant"] == name and row["threads"] == 1 and row["ms"] > 0
-        assert row["context"] == (80 if row["kv"] else None)
+        assert (row["context"] is None) == (row["kv"] is None)
         assert (row["vs_numpy"] is None) == (name == "numpy")
         assert (row["vs_portable"] is None) == (name in ("numpy", "portable"))
-        assert (row["gb_per_s"] is None) == (row["bandwidth_fraction"] is None) == (
-            row["kernel"].startswith(("gemm", "select")))
+        assert (row["gb_per_s"] is None) == (row["bandwidth_fraction"] is None)
+        assert (row["gb_per_s"] is None) == row["kernel"].startswith(
+            ("gemm", "select", "prefill", "antidiagonal", "r", "silu"))
         assert row["kernel"] in text
     assert ("faster than dense" in text) == ("sparse_attention" in both)
     assert ("only NumPy is measured" in text) == (name == "numpy")
@@ -276,7 +285,7 @@ def test_more_threads_are_compared_with_one_and_not_with_numpy(tmp_path):
 def test_parts_and_quick_leave_groups_out_and_quick_says_so():
     code, text = bench("numpy", quick=True)
     assert code == 0 and "gemv" not in text
-    assert "--quick left out 6 of 8 groups: q8_0 1, q8_0 5, q4_0 1" in text
+    assert "--quick left out 10 of 12 groups: q8_0 1, q8_0 5, q4_0 1" in text
     code, text = bench("numpy", parts={"linear"})
     assert code == 0 and "gemv_q4_0 64x32" in text and "two_pass" not in text.split("ms: ")[0]
 
