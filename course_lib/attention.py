@@ -1,4 +1,6 @@
-"""Attention of one query over the KV rows: three kernels in NumPy.
+"""Attention of one query over the KV rows: three kernels.
+
+The NumPy code is their readable definition; where compiled kernels are there, they do the work.
 
 Arrays are head-major: q [num_heads, head_dim], k and v [num_kv_heads, n, head_dim], float32 rows
 or int8 rows with a float32 scale per row [num_kv_heads, n]. Query head h reads KV head
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from course_lib import backend
 from course_lib.arrays import F32, LayerRows, NotFiniteError
 from course_lib.attention_common import (
     check_query,
@@ -20,6 +23,7 @@ from course_lib.attention_common import (
     kv_head,
     quiet,
     softmax,
+    whole_heads,
     widen,
 )
 from course_lib.prefill_attention import causal_attention
@@ -68,10 +72,17 @@ def attend(q: np.ndarray, rows: LayerRows) -> np.ndarray:
     return finite_output(weights @ rows.v)
 
 
-def _per_head(kernel: HeadKernel, q: Any, *arrays: Any) -> np.ndarray:
-    q = check_query(q)
-    rows = check_rows(q, *arrays)
+def _all_heads(name: str, kernel: HeadKernel, q: np.ndarray, rows: LayerRows) -> np.ndarray:
+    """Attention of all heads by the compiled kernel of that name, or by `kernel` head by head."""
     out = np.empty_like(q)
+    compiled = backend.kernel(name)
+    if compiled is not None:
+        every_block = None
+        try:
+            compiled(q, *rows.map(whole_heads), every_block, TOKEN_BLOCK, out)
+        except ValueError as error:  # the arguments fit, so it is the numbers
+            raise NotFiniteError(f"{error}.") from None
+        return out
     group = q.shape[0] // rows.k.shape[0]
     for kh in range(rows.k.shape[0]):
         wide = widen(rows.head(kh))
@@ -88,7 +99,8 @@ def two_pass(q: Any, k: Any, v: Any, k_scale: Any = None, v_scale: Any = None) -
     [num_heads, head_dim]. Raises ValueError for an empty context, shapes that do not fit, NaN or
     infinity. Source: engine rule; the kernel of every exact and sparse arm.
     """
-    return _per_head(attend, q, k, v, k_scale, v_scale)
+    q = check_query(q)
+    return _all_heads("two_pass", attend, q, check_rows(q, k, v, k_scale, v_scale))
 
 
 def online(q: Any, k: Any, v: Any, k_scale: Any = None, v_scale: Any = None) -> np.ndarray:
@@ -97,7 +109,8 @@ def online(q: Any, k: Any, v: Any, k_scale: Any = None, v_scale: Any = None) -> 
     Arguments, result and errors as for two_pass, equal to it up to float32 rounding.
     Source: engine rule, with the running maximum started at -inf (ours).
     """
-    return _per_head(_online_head, q, k, v, k_scale, v_scale)
+    q = check_query(q)
+    return _all_heads("single_pass", _online_head, q, check_rows(q, k, v, k_scale, v_scale))
 
 
 @quiet
@@ -143,7 +156,11 @@ def single_pass_q8(q: Any, kq: Any, k_scale: Any, vq: Any, v_scale: Any) -> np.n
         if np.asarray(rows).dtype != np.int8:
             raise TypeError(f"{name} must be int8, not {np.asarray(rows).dtype}; "
                             "quantize_rows returns such rows.")
-    return _per_head(_single_pass_head, q, kq, vq, k_scale, v_scale)
+    q = check_query(q)
+    all_rows = check_rows(q, kq, vq, k_scale, v_scale)
+    if q.shape[1] % Q_BLOCK:
+        raise ValueError(f"q must have a multiple of {Q_BLOCK} values a row, not {q.shape[1]}.")
+    return _all_heads("single_pass_q8", _single_pass_head, q, all_rows)
 
 
 @quiet

@@ -74,6 +74,15 @@ def widen(rows: LayerRows) -> LayerRows:
     return rows._replace(k=np.ascontiguousarray(rows.k, F32), v=np.ascontiguousarray(rows.v, F32))
 
 
+def whole_heads(a: np.ndarray) -> np.ndarray:
+    """Return ``a`` [num_kv_heads, n, ...] with each head contiguous, as the kernels read it.
+
+    A view of the first n rows of a cache is; only a foreign layout is copied.
+    """
+    whole = a[0].flags.c_contiguous and a.flags.aligned and a.strides[0] >= a[0].nbytes
+    return a if whole else np.ascontiguousarray(a)
+
+
 def finite_output(out: np.ndarray) -> np.ndarray:
     if not np.isfinite(out).all():
         raise NotFiniteError("the output is not finite; a V row or its scale is bad.")
