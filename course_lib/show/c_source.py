@@ -9,10 +9,11 @@ from course_lib.paths import ROOT
 C_FOLDER = ROOT / "kernels_pyx" / "c"
 
 
-def c_function(file: str, name: str) -> str:
+def c_function(file: str, name: str, after: str = "") -> str:
     """Return a C function of ``kernels_pyx/c/<file>``, with the comment that stands above it.
 
-    The first definition of that name is taken. Raises ValueError for a file or a function that
+    Taken is the first definition of that name behind the line that holds ``after``: where every
+    instruction set has its own, that is its macro. Raises ValueError for a file or a function that
     is not there, so that a lesson cannot point at code that has moved.
     """
     path = C_FOLDER / file
@@ -20,8 +21,9 @@ def c_function(file: str, name: str) -> str:
         raise ValueError(f"{file!r} is not a file of kernels_pyx/c.")
     lines = path.read_text(encoding="utf-8").splitlines() if name.isidentifier() else []
     defines = re.compile(rf"\w[^;]*\b{re.escape(name)}\(")
-    for first, line in enumerate(lines):
-        if not defines.match(line):
+    begin = next((i for i, line in enumerate(lines) if after in line), len(lines))
+    for first in range(begin, len(lines)):
+        if not defines.match(lines[first]):
             continue
         end = next((i for i in range(first, len(lines)) if lines[i].endswith(";") or
                     lines[i].rstrip().endswith(("{", "}"))), None)

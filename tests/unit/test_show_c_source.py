@@ -47,6 +47,13 @@ def test_a_function_on_one_line_and_without_a_comment():
     assert c_function("x.c", "one") == "static int one(void) { return twice(1) - 1; }"
 
 
+def test_the_definition_behind_a_line_is_taken(tmp_path):
+    (tmp_path / "x.c").write_text(TEXT + "#if NEON\nint other(int x) { return 0; }\n#endif\n")
+    assert c_function("x.c", "other", after="NEON") == "int other(int x) { return 0; }"
+    with pytest.raises(ValueError, match="no function"):
+        c_function("x.c", "other", after="AVX")
+
+
 @pytest.mark.parametrize(("file", "name"), [("x.c", "on"), ("x.c", "thrice"), ("y.c", "twice"),
                                             ("../x.c", "twice"), ("x.c", "")])
 def test_what_is_not_there_is_refused(file, name):
