@@ -15,7 +15,7 @@ from course_lib.launcher.runner import TESTS, Count, environ, pytest
 from course_lib.launcher.side_environment import impossible
 from course_lib.paths import ROOT
 
-SANITIZERS = ("-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined "
+SANITIZERS = ("-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined "
               "-fno-sanitize-recover=all -fno-wrapv")
 """Python's own flags hold -fwrapv, under which an overflow is no error to be found."""
 

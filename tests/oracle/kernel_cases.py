@@ -65,9 +65,7 @@ class Call:
 
     def digest(self, variant: str) -> str:
         """Run with fresh outputs on one variant; return the SHA-256 of all that comes out."""
-        fresh = {name: np.full_like(self.arguments[name], 0) for name in self.outputs}
-        for array in fresh.values():
-            array.view(np.uint8)[...] = POISON
+        fresh = {name: self.arguments[name].copy() for name in self.outputs}
         returned = Call(self.operation, self.arguments | fresh, self.outputs)(variant)
         digest = hashlib.sha256(repr(returned).encode())
         for name, array in fresh.items():
@@ -267,6 +265,28 @@ def select_blocks(bits, heads, n_blocks, k_blocks, ties, importance):
             outputs(order=places, ids=places, recency=one, evicted=one))
 
 
+@maker(*(dict(kvh=2, group=2, n=37, d=24, q8=1, block_size=8, k_blocks=3) | change for change in (
+    {}, dict(q8=0), dict(shared=1), dict(shared=1, q8=0), dict(n=1), dict(n=9, k_blocks=1),
+    dict(importance=0), dict(importance=0, shared=1, q8=0), dict(k_blocks=50), dict(group=1),
+    dict(n=200, d=128, block_size=16, k_blocks=5, group=4, shared=1), dict(room=3, shared=1),
+    dict(n=300, d=128, block_size=32, k_blocks=4),
+    dict(n=300, d=64, block_size=32, k_blocks=4, q8=0), dict(n_probe=1),
+    dict(n_probe=50), dict(block_size=1), dict(d=17, q8=0), dict(d=1),
+    dict(kvh=5, group=3), dict(exponent=-30), dict(exponent=30, q8=0))),
+       kvh=(1, 3), group=(1, 5), n=(1, 70), d=(1, 70), q8=(0, 1), block_size=(1, 40),
+       k_blocks=(1, 12), n_probe=(1, 6), shared=(0, 1), importance=(0, 1), room=(0, 2),
+       exponent=(-20, 20))
+def sparse_attention(bits, kvh, group, n, d, q8, block_size, k_blocks, n_probe=3, shared=0,
+                     importance=1, room=0, exponent=0):
+    heads, n_blocks = kvh * group, -(-n // block_size)
+    places, one = (np.int32, (heads, min(k_blocks, n_blocks))), (np.int32, heads)
+    return (dict(q=bits.floats((heads, d), exponent + 1, 2), **cache(bits, kvh, n, d, q8, room),
+                 importance_sums=np.abs(bits.floats(n_blocks)) if importance else None,
+                 k_blocks=k_blocks, block_size=block_size, n_probe=n_probe, shared=bool(shared)),
+            outputs(out=(F32, (heads, d)), probe=(F32, (heads, n_blocks)), order=places, ids=places,
+                    recency=one, evicted=one))
+
+
 # --- linear --------------------------------------------------------------------------------------
 
 
@@ -318,3 +338,88 @@ def linear_q4_0(bits, **size):
 def quantize_activations(bits, n, blocks, exponent):
     return (dict(x=bits.floats((n, 32 * blocks), exponent, 4)),
             outputs(out_q=(np.int8, (n, 32 * blocks)), out_scale=(F32, (n, blocks))))
+
+
+# --- prefill and layers --------------------------------------------------------------------------
+
+
+@maker(*(dict(kvh=2, group=2, rows=5, n=37, d=24) | change for change in (
+    {}, dict(importance=1), dict(importance=1, first=2), dict(importance=1, first=9), dict(rows=1),
+    dict(rows=37), dict(rows=37, importance=1), dict(rows=70, n=70, d=128, group=1),
+    dict(rows=33, n=200, d=64, group=4, importance=1), dict(rows=16, n=16, d=16),
+    dict(rows=17, n=17, d=17), dict(rows=15, n=31, d=1), dict(rows=100, n=100, d=32, kvh=1),
+    dict(anywhere=1), dict(rows=40, n=65, anywhere=1, importance=1), dict(room=3), dict(kvh=5),
+    dict(rows=8, n=300, d=128, importance=1), dict(exponent=-40), dict(exponent=40, importance=1))),
+       kvh=(1, 3), group=(1, 4), rows=(1, 20), n=(1, 50), d=(1, 40), importance=(0, 1),
+       first=(0, 12), anywhere=(0, 1), room=(0, 2), exponent=(-20, 20))
+def prefill_attention(bits, kvh, group, rows, n, d, importance=0, first=0, anywhere=0, room=0,
+                      exponent=0):
+    """Causal, as in a chunk at the end of a context; `anywhere`: prefixes of any length."""
+    heads = kvh * group
+    k, v = (bits.floats((kvh, n + room, d), 0, 2)[:, :n] for _ in range(2))
+    visible = (bits.whole(rows, 0, n) if anywhere
+               else np.clip(np.arange(n - rows + 1, n + 1, dtype=np.int64), 0, n))
+    receivers = outputs(out=(F32, (heads, rows, d)))
+    inputs = dict(q=bits.floats((heads, rows, d), exponent + 1, 2), k=k, v=v, visible=visible)
+    if importance:  # what is added to: never negative
+        receivers["importance"] = np.abs(bits.floats((heads, n)))
+    else:
+        inputs["importance"] = None
+    return inputs | dict(importance_from_row=first), receivers
+
+
+@maker(*(dict(kvh=2, group=2, q_squares=3, k_squares=4, stride=4, d=24) | change for change in (
+    {}, dict(stride=1), dict(stride=8, d=128), dict(stride=16, d=64, k_squares=7), dict(d=1),
+    dict(d=17), dict(q_squares=1, k_squares=1), dict(group=1, q_squares=9), dict(group=4),
+    dict(k_squares=20, d=16), dict(room=3), dict(exponent=-40), dict(exponent=40))),
+       kvh=(1, 3), group=(1, 3), q_squares=(1, 5), k_squares=(1, 5), stride=(1, 6), d=(1, 40),
+       room=(0, 2), exponent=(-20, 20))
+def antidiagonal_scores(bits, kvh, group, q_squares, k_squares, stride, d, room=0, exponent=0):
+    n = k_squares * stride
+    return (dict(q=bits.floats((kvh * group, q_squares * stride, d), exponent, 2),
+                 k=bits.floats((kvh, n + room, d), 0, 2)[:, :n], stride=stride),
+            outputs(out=(F32, (kvh * group, q_squares, k_squares))))
+
+
+@maker(*(dict(rows=3, d=d, exponent=exponent, eps=eps) for d, exponent, eps in (
+    (37, 0, -20), (1, 0, -20), (15, 0, -20), (16, 0, -20), (17, 0, -10), (128, 3, -20),
+    (1000, 0, -20), (33, -40, -20), (33, -40, -100), (33, 50, -20))),
+       rows=(0, 5), d=(1, 70), exponent=(-30, 40), eps=(-30, 0))
+def rms_norm(bits, rows, d, exponent, eps):
+    return (dict(x=bits.floats((rows, d), exponent, 3), gain=bits.floats(d, 1), eps=2.0**eps),
+            outputs(out=(F32, (rows, d))))
+
+
+@maker(*(dict(n=5, pairs=pairs, most=most, theta=theta) for pairs, most, theta in (
+    (12, 100, 10_000), (1, 5, 10_000), (64, 40_000, 1_000_000), (64, 2**30, 1_000_000),
+    (16, 4_000, 500_000), (7, 1000, 2))),
+       n=(0, 8), pairs=(1, 40), most=(0, 2**30), theta=(1, 2_000_000))
+def rope_tables(bits, n, pairs, most, theta):
+    return (dict(positions=bits.whole(n, 0, most), theta=float(theta)),
+            outputs(out_cos=(F32, (n, pairs)), out_sin=(F32, (n, pairs))))
+
+
+@maker(*(dict(tokens=tokens, heads=heads, pairs=pairs, exponent=exponent)
+         for tokens, heads, pairs, exponent in (
+             (3, 2, 12, 0), (1, 1, 1, 0), (2, 4, 64, 0), (5, 3, 8, 0), (4, 1, 17, 0),
+             (70, 3, 16, 0), (3, 2, 12, -60), (3, 2, 12, 60))),
+       tokens=(0, 5), heads=(1, 4), pairs=(1, 40), exponent=(-40, 60))
+def rope(bits, tokens, heads, pairs, exponent):
+    return (dict(x=bits.floats((tokens, heads, 2 * pairs), exponent, 2),
+                 cos=bits.floats((tokens, pairs)), sin=bits.floats((tokens, pairs))),
+            outputs(out=(F32, (tokens, heads, 2 * pairs))))
+
+
+@maker(*(dict(rows=rows, d=d, exponent=exponent) for rows, d, exponent in (
+    (3, 37, 2), (1, 1, 0), (2, 16, 4), (3, 15, 6), (2, 128, 3), (1, 1000, 2), (3, 37, -40),
+    (3, 37, 20), (5, 33, 7))),
+       rows=(0, 4), d=(1, 60), exponent=(-30, 30))
+def silu_mul(bits, rows, d, exponent):
+    return (dict(gate=bits.floats((rows, d), exponent, 2), up=bits.floats((rows, d), 1, 2)),
+            outputs(out=(F32, (rows, d))))
+
+
+@maker(*(dict(n=n, ties=ties) for ties in (1, 0) for n in (37, 1, 15, 16, 17, 128, 1000)),
+       n=(1, 80), ties=(0, 1))
+def argmax(bits, n, ties):
+    return dict(x=bits.whole(n, -9, 3).astype(F32) if ties else bits.floats(n, 0, 20)), {}
