@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
+import hypothesis
 import pytest
+
+# No test fails because a machine is busy or emulated.
+hypothesis.settings.register_profile("course", deadline=None)
+hypothesis.settings.load_profile("course")
 
 if os.environ.get("COURSE_TEST_KERNELS"):
     # Tests of kernels that were built in another way, in another folder; see tests/builds.
