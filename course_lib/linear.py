@@ -10,6 +10,7 @@ from course_lib import backend
 from course_lib.arrays import F32, as_float32, require_finite
 from course_lib.weight_blocks import (
     BLOCK,
+    BLOCK_BYTES,
     Kind,
     dequantize_q4_0,
     dequantize_q8_0,
@@ -49,9 +50,9 @@ class PackedMatrix:
             scales = np.concatenate((scales, np.zeros((padding, count), np.float16)))
             codes = np.concatenate((codes, np.zeros((padding, count, size), np.uint8)))
         panels = (rows + padding) // PANEL
-        fours = codes.reshape(panels, PANEL, -1).view(np.int32).transpose(0, 2, 1)
+        fours = codes.reshape(panels, PANEL, count * size).view(np.int32).transpose(0, 2, 1)
         packed = np.ascontiguousarray(fours).view(np.int8 if kind == "q8_0" else np.uint8)
-        packed = packed.reshape(panels, -1, PANEL, 4)
+        packed = packed.reshape(panels, count * size // 4, PANEL, 4)
         scales = scales.reshape(panels, PANEL, count).transpose(0, 2, 1)
         return cls(rows, count * BLOCK, kind, packed, np.ascontiguousarray(scales))
 
@@ -68,11 +69,12 @@ class PackedMatrix:
     def to_blocks(self) -> np.ndarray:
         """Return the GGUF blocks uint8 [rows, bytes] that were packed."""
         panels, count = self.scales.shape[:2]
-        fours = self.codes.reshape(panels, -1, PANEL * 4).view(np.int32).transpose(0, 2, 1)
-        codes = np.ascontiguousarray(fours).view(np.uint8).reshape(panels * PANEL, count, -1)
+        fours = self.codes.view(np.int32)[..., 0].transpose(0, 2, 1)
+        size = BLOCK_BYTES[self.kind] - 2
+        codes = np.ascontiguousarray(fours).view(np.uint8).reshape(panels * PANEL, count, size)
         scales = self.scales.transpose(0, 2, 1).astype("<f2").reshape(panels * PANEL, count, 1)
         blocks = np.concatenate((scales.view(np.uint8), codes), axis=-1)
-        return blocks.reshape(panels * PANEL, -1)[: self.rows]
+        return blocks.reshape(panels * PANEL, count * (size + 2))[: self.rows]
 
     def dequantize(self) -> np.ndarray:
         """Return the values, float32 [rows, cols]."""

@@ -69,7 +69,7 @@ def split_blocks(blocks: Any, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     if blocks.ndim != 2 or blocks.shape[1] == 0 or blocks.shape[1] % size:
         raise ValueError(f"{kind} blocks must have shape [rows, a multiple of {size}], "
                          f"not {blocks.shape}.")
-    blocks = blocks.reshape(blocks.shape[0], -1, size)
+    blocks = blocks.reshape(blocks.shape[0], blocks.shape[1] // size, size)
     scales = np.ascontiguousarray(blocks[..., :2]).view("<f2")[..., 0]
     bad = ~np.isfinite(scales).all(axis=1)
     if bad.any():
@@ -89,7 +89,7 @@ def quantize_activations(x: Any) -> tuple[np.ndarray, np.ndarray]:
     m = np.abs(groups).max(axis=-1)
     m = np.where(m < TINY, F32(1), m)
     q = np.rint(groups * (F32(127) / m)[..., None]).astype(np.int8)
-    return q.reshape(len(q), -1), m / F32(127)
+    return q.reshape(len(q), q.shape[1] * BLOCK), m / F32(127)
 
 
 def linear_q8_0_reference(x: Any, blocks: Any) -> np.ndarray:
@@ -149,7 +149,7 @@ def _blocks_of(w: Any, name: str) -> np.ndarray:
         raise ValueError(f"{name} must have rows of a multiple of {BLOCK} values, "
                          f"not shape {w.shape}.")
     require_finite(w, name)
-    return w.reshape(w.shape[0], -1, BLOCK)
+    return w.reshape(w.shape[0], w.shape[1] // BLOCK, BLOCK)
 
 
 def _quantize(w: Any, kind: Kind, codes_of: Callable[[np.ndarray], Any]) -> np.ndarray:
@@ -164,7 +164,7 @@ def _quantize(w: Any, kind: Kind, codes_of: Callable[[np.ndarray], Any]) -> np.n
             raise ValueError(f"row {start + int(bad.argmax())} of w is too large for {kind}: the "
                              "scale of a block is beyond float16's 65,504.")
         out[start : start + 256, :, :2] = stored[..., None].view(np.uint8)
-    return out.reshape(len(out), -1)
+    return out.reshape(len(out), out.shape[1] * out.shape[2])
 
 
 def _inverse(d: np.ndarray) -> np.ndarray:
@@ -199,4 +199,4 @@ def _q4_0_signed(codes: np.ndarray) -> np.ndarray:
 
 def _values(scales: np.ndarray, codes: np.ndarray) -> np.ndarray:
     values = codes.astype(F32) * scales.astype(F32)[..., None]
-    return values.reshape(len(values), -1)
+    return values.reshape(len(values), values.shape[1] * BLOCK)

@@ -5,6 +5,10 @@ enum weight_kind { Q8_0, Q4_0 };
 /* So many bytes of quantized x at a time. */
 enum { BLOCK_BATCH_BYTES = 1 << 21 };
 
+/* The CPU's own prefetcher stops at the end of a page of 4 KB. This far ahead the codes are asked
+ * for while a block is computed (the scales, which are fewer, from 1 KB ahead). */
+enum { LINEAR_READ_AHEAD = 4096 };
+
 /* Quantized rows of x in the order of use: [tile][block][row of the tile], each with 32 values. */
 struct activations {
     int8_t *q;
@@ -85,11 +89,15 @@ TILE_FUNCTION void panel_tile(const enum weight_kind kind, const int nx, ptrdiff
                               const uint8_t *codes, const uint16_t *scales, struct activations x,
                               float *out, ptrdiff_t rows, ptrdiff_t lanes)
 {
+    const int block_bytes = kind == Q4_0 ? 256 : 512;
     v16 acc[BLOCK_X];
     UNROLL for (int i = 0; i < nx; i++)
         acc[i] = v16_set(0.0f);
     for (ptrdiff_t b = 0; b < blocks; b++) {
         s16 sum[BLOCK_X];
+        UNROLL for (int line = 0; line < block_bytes; line += 64)
+            __builtin_prefetch(codes + block_bytes * b + LINEAR_READ_AHEAD + line);
+        __builtin_prefetch(scales + 16 * b + LINEAR_READ_AHEAD / 8);
         if (kind == Q4_0)
             q4_0_block(sum, nx, codes + 256 * b, x.q + 32 * nx * b, x.start + nx * b);
         else

@@ -4,11 +4,16 @@
  * and every load serves several of them. As many as the registers hold. */
 #if defined(V16_AVX512)
 enum { F32_W = 6, F32_X = 4 };
-#elif defined(V16_NEON)
-enum { F32_W = 2, F32_X = 2 };
+#elif defined(V16_AVX2)
+enum { F32_W = 2, F32_X = 4 };
 #else
-enum { F32_W = 3, F32_X = 2 };
+enum { F32_W = 2, F32_X = 2 };
 #endif
+
+/* One row of x, which memory must keep busy: while x and a row of w fit the first cache together,
+ * rows of w one after the other, strictly in order; longer ones four at a time, so that a part of
+ * x is loaded once for four. */
+enum { GEMV_W = 4, GEMV_LONG_COLS = 4096, F32_MOST_W = 6 };
 
 /* So many bytes of x stay in the second cache while all of w passes by. */
 enum { F32_BATCH_BYTES = 1 << 19 };
@@ -34,7 +39,7 @@ static void pack_f32_tile(float *packed, const float *x, ptrdiff_t cols, ptrdiff
 TILE_FUNCTION void f32_tile(const int nw, const int nx, const struct f32_product *p,
                             const float *x, const float *w, float *out)
 {
-    v16 acc[F32_W][F32_X];
+    v16 acc[F32_MOST_W][F32_X];
     UNROLL for (int j = 0; j < nw; j++)
         UNROLL for (int i = 0; i < nx; i++)
             acc[j][i] = v16_set(0.0f);
@@ -66,8 +71,8 @@ TILE_FUNCTION void f32_rows(const int nw, const struct f32_product *p, ptrdiff_t
         switch (tile) {
         case 1: f32_tile(nw, 1, p, x, w, out); break;
         case 2: f32_tile(nw, 2, p, x, w, out); break;
-#if defined(V16_AVX512)
-        default: f32_tile(nw, 4, p, x, w, out); break;
+#if defined(V16_AVX512) || defined(V16_AVX2)
+        case 4: f32_tile(nw, 4, p, x, w, out); break;
 #endif
         }
     }
@@ -79,8 +84,12 @@ static void f32_band(void *context, ptrdiff_t index, int thread)
     const struct f32_product *p = context;
     ptrdiff_t row = index * p->band;
     ptrdiff_t end = row + p->band < p->rows ? row + p->band : p->rows;
-    for (; row + F32_W <= end; row += F32_W)
-        f32_rows(F32_W, p, row);
+    if (p->n > 1)
+        for (; row + F32_W <= end; row += F32_W)
+            f32_rows(F32_W, p, row);
+    else if (p->cols >= GEMV_LONG_COLS)
+        for (; row + GEMV_W <= end; row += GEMV_W)
+            f32_rows(GEMV_W, p, row);
     for (; row < end; row++)
         f32_rows(1, p, row);
 }
@@ -97,10 +106,11 @@ static int linear_f32(const float *x, ptrdiff_t n, ptrdiff_t cols, const float *
     if (!packed)
         return 0;
     threads = useful_threads(n, rows, cols, threads);
+    ptrdiff_t band = (band_length(rows, threads) + 11) / 12 * 12; /* whole tiles of 2, 4 or 6 */
     for (ptrdiff_t start = 0; start < n; start += batch) {
         ptrdiff_t count = n - start < batch ? n - start : batch;
         struct f32_product p = {x + start * cols, w, packed, out + start * rows, count, cols, rows,
-                                chunks, band_length(rows, threads)};
+                                chunks, band};
         for (ptrdiff_t i = 0, tile; i < count; i += tile) {
             tile = tile_rows(count - i, F32_X);
             pack_f32_tile(packed + i * chunks * 16, p.x + i * cols, cols, tile);

@@ -45,14 +45,15 @@ TILE_FUNCTION void q8_0_block(s16 *sum, const int nx, const int8_t *codes, const
                               const int32_t *start)
 {
     (void)start;
-    for (int i = 0; i < nx; i++)
-        for (int r = 0; r < 16; r++) {
-            int32_t s = 0;
-            for (int c = 0; c < 8; c++)
-                for (int k = 0; k < 4; k++)
-                    s += codes[64 * c + 4 * r + k] * x[32 * i + 4 * c + k];
-            sum[i].lane[r] = s;
-        }
+    for (int i = 0; i < nx; i++, x += 32) {
+        sum[i] = (s16){{0}};
+        for (int c = 0; c < 32; c += 4)
+            for (int r = 0; r < 16; r++) {
+                const int8_t *w = codes + 16 * c + 4 * r;
+                sum[i].lane[r] += w[0] * x[c] + w[1] * x[c + 1] + w[2] * x[c + 2]
+                    + w[3] * x[c + 3];
+            }
+    }
 }
 
 /* The same for codes [4][16 rows][4 bytes], byte k of group g holding columns 4 g + k and
@@ -60,15 +61,14 @@ TILE_FUNCTION void q8_0_block(s16 *sum, const int nx, const int8_t *codes, const
 TILE_FUNCTION void q4_0_block(s16 *sum, const int nx, const uint8_t *codes, const int8_t *x,
                               const int32_t *start)
 {
-    for (int i = 0; i < nx; i++)
-        for (int r = 0; r < 16; r++) {
-            int32_t s = start[i];
-            for (int g = 0; g < 4; g++)
-                for (int k = 0; k < 4; k++) {
-                    int32_t two = codes[64 * g + 4 * r + k];
-                    s += (two & 15) * x[32 * i + 4 * g + k];
-                    s += (two >> 4) * x[32 * i + 16 + 4 * g + k];
-                }
-            sum[i].lane[r] = s;
-        }
+    for (int i = 0; i < nx; i++, x += 32) {
+        for (int r = 0; r < 16; r++)
+            sum[i].lane[r] = start[i];
+        for (int c = 0; c < 16; c += 4)
+            for (int r = 0; r < 16; r++) {
+                const uint8_t *w = codes + 16 * c + 4 * r;
+                for (int k = 0; k < 4; k++)
+                    sum[i].lane[r] += (w[k] & 15) * x[c + k] + (w[k] >> 4) * x[c + 16 + k];
+            }
+    }
 }
