@@ -19,11 +19,10 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal, CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
 
+from course_lib.launcher.runner import ONE_THREAD
 from course_lib.paths import ROOT
 
 CELL_TIMEOUT = 120  # seconds
-# As `./course test` runs a notebook, so that the timings of a lesson compare between machines.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 MAX_SECONDS, MAX_CELL_SECONDS, MAX_MEGABYTES = 20.0, 10.0, 600.0
 
 

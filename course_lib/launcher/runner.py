@@ -33,10 +33,14 @@ class Count:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
+ONE_THREAD = {"COURSE_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""For a process beside others: kernels and BLAS keep to one thread."""
+
+
 def environ(**changes: str) -> dict[str, str]:
-    """Return the environment of test processes: one BLAS thread each, because the suites bring
-    their own parallelism and small products only lose by more."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **changes}
+    """Return the environment of test processes: one thread each, because the suites bring their
+    own parallelism and small products only lose by more."""
+    return {**os.environ, **ONE_THREAD, **changes}
 
 
 def pytest(*arguments: str, python: str = sys.executable, env: dict[str, str] | None = None,
