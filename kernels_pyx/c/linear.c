@@ -5,11 +5,6 @@
 /* The tiles below are loops of constant length over small arrays, which become registers only where
  * the compiler inlines and unrolls them. */
 #define TILE_FUNCTION static inline __attribute__((always_inline))
-#if defined(__clang__) || !defined(__GNUC__)
-#define UNROLL /* does it unasked */
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
 
 /* Below so many multiply-adds a product is done before a second thread is awake. */
 enum { WORTH_A_THREAD = 1 << 18 };
@@ -51,4 +46,3 @@ static const struct linear_kernels linear_kernels = {
 };
 
 #undef TILE_FUNCTION
-#undef UNROLL

@@ -19,6 +19,14 @@
 #error "float expressions must be evaluated in float: the results are compared bit by bit"
 #endif
 
+/* Before a loop of constant length over a small array of v16: gcc makes registers of the array only
+ * if it unrolls the loop early, and would otherwise load and store it around every step. */
+#if defined(__clang__) || !defined(__GNUC__)
+#define UNROLL /* does it unasked */
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
 #if defined(V16_AVX512)
 #include "v16_avx512.h"
 #elif defined(V16_AVX2)
