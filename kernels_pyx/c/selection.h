@@ -33,9 +33,11 @@ enum sparse_status { SPARSE_DONE, SPARSE_BAD_PROBE, SPARSE_BAD_SCORE, SPARSE_BAD
 struct selection_kernels {
     /* scores [heads][n_blocks]: the largest q . k (times the row's scale) of the sampled rows; NaN
      * where one of them is not finite. heads is a multiple of rows->num_kv_heads; of rows, only K
-     * and its scales are read. */
+     * and its scales are read. samples: NULL, or the sampled rows of the first blocks (full ones)
+     * copied together, so that they are read in order; the others are sampled in place. */
     void (*probe_scores)(const float *q, ptrdiff_t heads, const struct kv_rows *rows,
-                         ptrdiff_t block_size, ptrdiff_t n_probe, float *scores, int threads);
+                         const struct kv_rows *samples, ptrdiff_t block_size, ptrdiff_t n_probe,
+                         float *scores, int threads);
 
     /* Index of the first of `count` values that is NaN or infinite, or -1. */
     ptrdiff_t (*first_bad_value)(const float *x, ptrdiff_t count);
@@ -52,7 +54,8 @@ struct selection_kernels {
      * `shared`, the query heads of a KV head share one choice, by the largest of their probe
      * scores; `scores` then holds that for each of them. q and out [heads][d]. */
     enum sparse_status (*sparse_attention)(const float *q, ptrdiff_t heads,
-                                           const struct kv_rows *rows, ptrdiff_t block_size,
+                                           const struct kv_rows *rows,
+                                           const struct kv_rows *samples, ptrdiff_t block_size,
                                            ptrdiff_t n_probe, int shared,
                                            const struct choice *choice, float *scores, float *out,
                                            int threads, ptrdiff_t *bad_token);

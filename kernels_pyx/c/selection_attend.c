@@ -55,7 +55,8 @@ static void sparse_kv_head(void *context, ptrdiff_t kh, int thread)
 }
 
 static enum sparse_status sparse_attention(const float *q, ptrdiff_t heads,
-                                           const struct kv_rows *rows, ptrdiff_t block_size,
+                                           const struct kv_rows *rows,
+                                           const struct kv_rows *samples, ptrdiff_t block_size,
                                            ptrdiff_t n_probe, int shared,
                                            const struct choice *choice, float *scores, float *out,
                                            int threads, ptrdiff_t *bad_token)
@@ -64,7 +65,7 @@ static enum sparse_status sparse_attention(const float *q, ptrdiff_t heads,
     ptrdiff_t tokens = choice->k < choice->n_blocks ? choice->k * block_size : rows->n;
     threads = threads < kv_heads ? threads : (int)kv_heads;
     struct sparse_task task = {
-        {q, heads, rows, block_size, n_probe, scores}, choice, shared, out,
+        {q, heads, rows, samples, block_size, n_probe, scores}, choice, shared, out,
         start_choices(choice, threads), NULL,
         attend_rows_scratch(shared ? heads / kv_heads : 1, tokens, rows->d), NULL,
     };

@@ -17,9 +17,10 @@ static ptrdiff_t probe_step(ptrdiff_t length, ptrdiff_t n_probe)
     return length / n_probe > 1 ? length / n_probe : 1;
 }
 
-/* dots[h * PROBE_ROWS + r] = q[h] . row[r] for `heads` queries. */
-ALWAYS_INLINE void probe_tile(const float *q, int heads, const char *const row[PROBE_ROWS],
-                              ptrdiff_t d, int q8, float *dots)
+/* dots[h * PROBE_ROWS + r] = q[h] . row r, of `heads` queries and `count` rows that lie `stride`
+ * bytes apart. Where a tile is not full, the last row stands for those that are missing. */
+ALWAYS_INLINE void probe_tile(const float *q, int heads, const char *first, ptrdiff_t stride,
+                              int count, ptrdiff_t d, int q8, float *dots)
 {
     v16 acc[PROBE_HEADS * PROBE_ROWS];
     for (int i = 0; i < heads * PROBE_ROWS; i++)
@@ -30,7 +31,8 @@ ALWAYS_INLINE void probe_tile(const float *q, int heads, const char *const row[P
         for (int h = 0; h < heads; h++)
             query[h] = whole ? v16_load(q + h * d + c) : v16_load_part(q + h * d + c, d - c);
         for (int r = 0; r < PROBE_ROWS; r++) {
-            v16 key = whole ? load_values(row[r], c, q8) : load_last_values(row[r], c, d - c, q8);
+            const char *row = first + (r < count ? r : count - 1) * stride;
+            v16 key = whole ? load_values(row, c, q8) : load_last_values(row, c, d - c, q8);
             for (int h = 0; h < heads; h++)
                 acc[h * PROBE_ROWS + r] = v16_fma(query[h], key, acc[h * PROBE_ROWS + r]);
         }
@@ -42,43 +44,75 @@ ALWAYS_INLINE void probe_tile(const float *q, int heads, const char *const row[P
             v16_sum4(dots + i, acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
 }
 
-/* Largest score of the rows 0, step, 2 step, ... below `length`, of `heads` queries. Lane
- * h * PROBE_ROWS + r stands for row r of every tile. x - x is 0 for a number and NaN for what is
- * none; added up, that makes the result NaN if a score is not finite, and turns -0 into 0: which
- * of two equal zeros a maximum returns differs between machines. */
+/* best[h] becomes the largest of best[h] and the dots times their scales (NULL: 1), which lie
+ * `step` apart; NaN if one of these is not finite. A NaN in best[h] stays. */
+ALWAYS_INLINE void take_best(const float *dots, int heads, const float *scale, ptrdiff_t step,
+                             int count, float *best)
+{
+    for (int h = 0; h < heads; h++)
+        for (int r = 0; r < count; r++) {
+            float score = dots[h * PROBE_ROWS + r];
+            if (scale)
+                score *= scale[r * step];
+            if (!(score - score == 0.0f))
+                best[h] = NAN;
+            /* Written so that NaN stays: it is not smaller than anything. */
+            best[h] = best[h] < score ? score : best[h];
+        }
+}
+
+#if defined(V16_AVX512)
+/* The same for two queries and a full tile of rows whose scales follow each other, where every
+ * score is finite; returns whether that is so. */
+static inline int take_best_16(const float *dots, const float *scale, float *best)
+{
+    __m512 score = _mm512_loadu_ps(dots);
+    if (scale)
+        score = _mm512_mul_ps(score, _mm512_broadcast_f32x8(_mm256_loadu_ps(scale)));
+    if (v16_not_finite(score))
+        return 0;
+    __m256 a = _mm512_castps512_ps256(score), b = _mm512_extractf32x8_ps(score, 1);
+    __m256 ab = _mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));  /* abab abab */
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(ab), _mm256_extractf128_ps(ab, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    /* Of two operands, one of them NaN, maxps returns the second: a NaN in best stays. */
+    x = _mm_max_ps(x, _mm_castpd_ps(_mm_load_sd((const double *)best)));
+    _mm_store_sd((double *)best, _mm_castps_pd(x));
+    return 1;
+}
+#endif
+
+/* Scores of `count` rows that lie `step` apart, of `heads` queries. */
+ALWAYS_INLINE void probe_some(const float *q, int heads, const char *rows, const float *scale,
+                              ptrdiff_t step, int count, ptrdiff_t d, int q8, float *best)
+{
+    float dots[PROBE_HEADS * PROBE_ROWS];
+    probe_tile(q, heads, rows, step * row_size(d, q8), count, d, q8, dots);
+#if defined(V16_AVX512)
+    if (heads == 2 && count == PROBE_ROWS && (step == 1 || !q8)
+        && take_best_16(dots, scale, best))
+        return;
+#endif
+    take_best(dots, heads, q8 ? scale : NULL, step, count, best);
+}
+
+/* Largest score of the rows 0, step, 2 step, ... below `length`, of `heads` queries. */
 ALWAYS_INLINE void probe_block(const float *q, const char *rows, const float *scale,
                                ptrdiff_t length, ptrdiff_t step, ptrdiff_t d, int q8, int heads,
                                float *best)
 {
-    const ptrdiff_t row_bytes = row_size(d, q8);
-    float score[16] = {0}, factor[16] = {0}, poison[16];
-    v16 largest = v16_set(-INFINITY), not_finite = v16_set(0.0f);
-    for (ptrdiff_t first = 0; first < length; first += PROBE_ROWS * step) {
-        const char *row[PROBE_ROWS];
-        ptrdiff_t t = first;
-        for (int r = 0; r < PROBE_ROWS; r++) {
-            row[r] = rows + t * row_bytes;
-            if (q8)
-                for (int h = 0; h < heads; h++)
-                    factor[h * PROBE_ROWS + r] = scale[t];
-            t = t + step < length ? t + step : t;  /* where rows are missing, the last one again */
-        }
-        probe_tile(q, heads, row, d, q8, score);
-        v16 x = v16_load(score);
-        if (q8)
-            x = v16_mul(x, v16_load(factor));
-        largest = v16_max(largest, x);
-        not_finite = v16_add(not_finite, v16_sub(x, x));
+    ptrdiff_t left = (length - 1) / step + 1;
+    for (int h = 0; h < heads; h++)
+        best[h] = -INFINITY;
+    for (; left >= PROBE_ROWS; left -= PROBE_ROWS) {
+        probe_some(q, heads, rows, scale, step, PROBE_ROWS, d, q8, best);
+        rows += PROBE_ROWS * step * row_size(d, q8);
+        scale = q8 ? scale + PROBE_ROWS * step : NULL;
     }
-    v16_store(score, largest);
-    v16_store(poison, not_finite);
-    for (int h = 0; h < heads; h++) {
-        best[h] = score[h * PROBE_ROWS];
-        for (int i = h * PROBE_ROWS; i < (h + 1) * PROBE_ROWS; i++)
-            best[h] = score[i] > best[h] ? score[i] : best[h];
-        for (int i = h * PROBE_ROWS; i < (h + 1) * PROBE_ROWS; i++)
-            best[h] += poison[i];
-    }
+    if (left)
+        probe_some(q, heads, rows, scale, step, (int)left, d, q8, best);
+    for (int h = 0; h < heads; h++)
+        best[h] += 0.0f;  /* -0 becomes 0: which of two zeros a maximum takes would be seen */
 }
 
 static void prefetch_samples(const char *rows, ptrdiff_t length, ptrdiff_t step,
@@ -91,39 +125,63 @@ static void prefetch_samples(const char *rows, ptrdiff_t length, ptrdiff_t step,
 struct probe_task {
     const float *q;
     ptrdiff_t heads;
-    const struct kv_rows *rows;
+    const struct kv_rows *rows, *samples;
     ptrdiff_t block_size, n_probe;
     float *scores;
 };
 
+/* Probe one block for all query heads of a group; scores[h * n_blocks] receives the result. */
+ALWAYS_INLINE void probe_group(const float *q, ptrdiff_t group, const char *rows,
+                               const float *scale, ptrdiff_t length, ptrdiff_t step, ptrdiff_t d,
+                               int q8, float *scores, ptrdiff_t n_blocks)
+{
+    ptrdiff_t h = 0;
+    float best[PROBE_HEADS];
+    for (; h + PROBE_HEADS <= group; h += PROBE_HEADS) {
+        probe_block(q + h * d, rows, scale, length, step, d, q8, PROBE_HEADS, best);
+        for (int i = 0; i < PROBE_HEADS; i++)
+            scores[(h + i) * n_blocks] = best[i];
+    }
+    for (; h < group; h++)
+        probe_block(q + h * d, rows, scale, length, step, d, q8, 1, scores + h * n_blocks);
+}
+
+static const char *head_rows(const struct kv_rows *rows, ptrdiff_t kh, int q8)
+{
+    return (const char *)rows->k + row_size(kh * rows->k_head_stride, q8);
+}
+
+static const float *head_scales(const struct kv_rows *rows, ptrdiff_t kh, int q8)
+{
+    return q8 ? rows->k_scale + kh * rows->k_scale_stride : NULL;
+}
+
+/* Full blocks from the packed samples, where there are some, and every other block from the cache
+ * itself: a block that still grows is sampled elsewhere with every token. */
 ALWAYS_INLINE void probe_rows(const struct probe_task *task, ptrdiff_t kh, ptrdiff_t d, int q8)
 {
-    const struct kv_rows *cache = task->rows;
-    ptrdiff_t group = task->heads / cache->num_kv_heads, size = task->block_size;
-    ptrdiff_t row_bytes = row_size(d, q8);
-    ptrdiff_t n_blocks = (cache->n - 1) / size + 1;
-    const char *rows = (const char *)cache->k + row_size(kh * cache->k_head_stride, q8);
-    const float *scale = q8 ? cache->k_scale + kh * cache->k_scale_stride : NULL;
-    const float *q = task->q + kh * group * d;
+    const struct kv_rows *cache = task->rows, *samples = task->samples;
+    const ptrdiff_t group = task->heads / cache->num_kv_heads, size = task->block_size;
+    const ptrdiff_t row_bytes = row_size(d, q8), n_blocks = (cache->n - 1) / size + 1;
+    const ptrdiff_t full_step = probe_step(size, task->n_probe), each = (size - 1) / full_step + 1;
+    const char *rows = head_rows(cache, kh, q8);
+    const float *scale = head_scales(cache, kh, q8), *q = task->q + kh * group * d;
     float *scores = task->scores + kh * group * n_blocks;
-    for (ptrdiff_t b = 0; b < n_blocks; b++) {
-        ptrdiff_t start = b * size, later = start + PROBE_AHEAD * size;
-        ptrdiff_t length = cache->n - start < size ? cache->n - start : size;
-        ptrdiff_t step = probe_step(length, task->n_probe);
-        const float *block_scale = q8 ? scale + start : NULL;
+    ptrdiff_t b = 0;
+    if (samples) {
+        const char *packed = head_rows(samples, kh, q8);
+        const float *packed_scale = head_scales(samples, kh, q8);
+        for (; b < cache->n / size && b < samples->n / each; b++)
+            probe_group(q, group, packed + b * each * row_bytes,
+                        q8 ? packed_scale + b * each : NULL, each, 1, d, q8, scores + b, n_blocks);
+    }
+    for (; b < n_blocks; b++) {
+        const ptrdiff_t start = b * size, later = start + PROBE_AHEAD * size;
+        const ptrdiff_t length = cache->n - start < size ? cache->n - start : size;
         if (b + PROBE_AHEAD < n_blocks - 1)
-            prefetch_samples(rows + later * row_bytes, size, step, row_bytes);
-        ptrdiff_t h = 0;
-        float best[PROBE_HEADS];
-        for (; h + PROBE_HEADS <= group; h += PROBE_HEADS) {
-            probe_block(q + h * d, rows + start * row_bytes, block_scale, length, step, d,
-                        q8, PROBE_HEADS, best);
-            for (int i = 0; i < PROBE_HEADS; i++)
-                scores[(h + i) * n_blocks + b] = best[i];
-        }
-        for (; h < group; h++)
-            probe_block(q + h * d, rows + start * row_bytes, block_scale, length, step, d,
-                        q8, 1, &scores[h * n_blocks + b]);
+            prefetch_samples(rows + later * row_bytes, size, full_step, row_bytes);
+        probe_group(q, group, rows + start * row_bytes, q8 ? scale + start : NULL, length,
+                    probe_step(length, task->n_probe), d, q8, scores + b, n_blocks);
     }
 }
 
@@ -154,8 +212,9 @@ static void probe_piece(void *context, ptrdiff_t kh, int thread)
 }
 
 static void probe_scores(const float *q, ptrdiff_t heads, const struct kv_rows *rows,
-                         ptrdiff_t block_size, ptrdiff_t n_probe, float *scores, int threads)
+                         const struct kv_rows *samples, ptrdiff_t block_size, ptrdiff_t n_probe,
+                         float *scores, int threads)
 {
-    struct probe_task task = {q, heads, rows, block_size, n_probe, scores};
+    struct probe_task task = {q, heads, rows, samples, block_size, n_probe, scores};
     parallel_for(rows->num_kv_heads, threads, probe_piece, &task);
 }

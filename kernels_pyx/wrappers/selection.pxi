@@ -14,26 +14,28 @@ cdef extern from "selection.h":
         SPARSE_DONE, SPARSE_BAD_PROBE, SPARSE_BAD_SCORE, SPARSE_BAD_OUTPUT, SPARSE_NO_MEMORY
     cdef struct selection_kernels:
         void probe_scores(const float *q, ptrdiff_t heads, const kv_rows *rows,
-                          ptrdiff_t block_size, ptrdiff_t n_probe, float *scores,
-                          int threads) nogil
+                          const kv_rows *samples, ptrdiff_t block_size, ptrdiff_t n_probe,
+                          float *scores, int threads) nogil
         ptrdiff_t first_bad_value(const float *x, ptrdiff_t count) nogil
         void importance_sums(const float *importance, ptrdiff_t n, ptrdiff_t block_size,
                              float *sums) nogil
         int select_blocks(const float *scores, ptrdiff_t heads, const choice *choice) nogil
         sparse_status sparse_attention(const float *q, ptrdiff_t heads, const kv_rows *rows,
-                                       ptrdiff_t block_size, ptrdiff_t n_probe, int shared,
+                                       const kv_rows *samples, ptrdiff_t block_size, ptrdiff_t n_probe, int shared,
                                        const choice *choice, float *scores, float *out,
                                        int threads, ptrdiff_t *bad_token) nogil
 
 cdef class ProbedRows:
     """Queries, the cache rows that they read, and how these are cut into blocks; checked."""
-    cdef Array q, k, v, k_scale, v_scale
-    cdef kv_rows rows
+    cdef Array q, k, v, k_scale, v_scale, samples, sample_scale
+    cdef kv_rows rows, packed
+    cdef const kv_rows *packed_rows
     cdef ptrdiff_t heads, n_blocks, block_size, n_probe
 
     def __init__(self, Variant variant, q, k, v, k_scale, v_scale, block_size, n_probe):
         cdef str dtype = "float32" if k_scale is None else "int8"
         cdef ptrdiff_t kv_heads, n, d
+        self.packed_rows = NULL
         self.q = Array(q, "q", "float32", 2)
         self.k = Array(k, "k", dtype, 3, heads=True)
         self.heads, d = self.q.size(0), self.q.size(1)
@@ -66,6 +68,37 @@ cdef class ProbedRows:
         self.n_blocks = block_count(n, self.block_size)
         require_finite_values(variant, self.q)
 
+    cdef int take_samples(self, samples, sample_scale) except -1:
+        """The packed samples of the first full blocks, or None."""
+        cdef ptrdiff_t step = max(1, self.block_size // self.n_probe)
+        cdef ptrdiff_t each = (self.block_size - 1) // step + 1, n
+        if samples is None:
+            if sample_scale is not None:
+                raise ValueError("sample_scale belongs to samples; pass both or none")
+            return 0
+        self.samples = Array(samples, "samples", "float32" if self.k_scale is None else "int8", 3,
+                             heads=True)
+        n = self.samples.size(1)
+        self.samples.require_shape((self.rows.num_kv_heads, n, self.rows.d), "to fit k")
+        if n % each or n // each > self.rows.n // self.block_size:
+            raise ValueError(f"samples must hold {each} rows for each of at most "
+                             f"{self.rows.n // self.block_size} full blocks, not {n}")
+        self.packed.num_kv_heads, self.packed.n, self.packed.d = (
+            self.rows.num_kv_heads, n, self.rows.d)
+        self.packed.k, self.packed.k_head_stride = (
+            self.samples.view.buf, self.samples.head_stride())
+        self.packed.k_scale = NULL
+        if (sample_scale is None) != (self.k_scale is None):
+            raise ValueError("sample_scale belongs to int8 rows, and they need it")
+        if sample_scale is not None:
+            self.sample_scale = Array(sample_scale, "sample_scale", "float32", 2, heads=True)
+            self.sample_scale.require_shape((self.rows.num_kv_heads, n),
+                                            "to have one for each row of samples")
+            self.packed.k_scale = <const float *>self.sample_scale.view.buf
+            self.packed.k_scale_stride = self.sample_scale.head_stride()
+        self.packed_rows = &self.packed
+        return 0
+
     cdef Array scale(self, array, str name):
         cdef Array scale = Array(array, name, "float32", 2, heads=True)
         scale.require_shape((self.rows.num_kv_heads, self.rows.n), "to have one for each row of k")
@@ -78,8 +111,8 @@ cdef class ProbedRows:
         return scores
 
     cdef tuple inputs(self):
-        return tuple(array for array in (self.q, self.k, self.v, self.k_scale, self.v_scale)
-                     if array is not None)
+        return tuple(array for array in (self.q, self.k, self.v, self.k_scale, self.v_scale,
+                                         self.samples, self.sample_scale) if array is not None)
 
 
 cdef class Chosen:
@@ -160,7 +193,7 @@ def probe_scores(Variant variant, q, k, k_scale, block_size, n_probe, out):
     apart((scores,), given.inputs())
     with nogil:
         variant.c.selection.probe_scores(<const float *>given.q.view.buf, given.heads, &given.rows,
-                                         given.block_size, given.n_probe,
+                                         given.packed_rows, given.block_size, given.n_probe,
                                          <float *>scores.view.buf, threads)
     require_finite_scores(variant, scores)
 
@@ -206,7 +239,9 @@ def select_blocks(Variant variant, probe, importance_sums, k_blocks, order, ids,
     cdef int enough
     if scores.size(1) == 0:
         raise ValueError("probe must hold a score for at least one block")
-    block_count(scores.size(1), 1)
+    if scores.size(1) > INT32_MAX:
+        raise ValueError(f"probe must hold at most {INT32_MAX} scores for each head, not "
+                         f"{scores.size(1)}")
     chosen = Chosen(variant, heads, scores.size(1), importance_sums, k_blocks, order, ids, recency,
                     evicted)
     require_finite_values(variant, scores)
@@ -219,23 +254,27 @@ def select_blocks(Variant variant, probe, importance_sums, k_blocks, order, ids,
 
 @operation
 def sparse_attention(Variant variant, q, k, v, k_scale, v_scale, importance_sums, k_blocks,
-                     block_size, n_probe, shared, out, probe, order, ids, recency, evicted):
+                     block_size, n_probe, shared, out, probe, order, ids, recency, evicted,
+                     samples=None, sample_scale=None):
     """Probe every block, choose, and attend over the chosen ones, all heads of a layer.
 
     q float32 [heads, d]; k, v float32 or int8 [kv_heads, n, d], views cache[:, :n] allowed; scales
     float32 [kv_heads, n] with int8 rows, else None. The choice is select_blocks's, its results
     are written to probe, order, ids, recency, evicted; with `shared` true, the query heads of a
-    KV head share one choice, by the largest of their probe scores. out float32 [heads, d] receives
+    KV head share one choice, by the largest of their probe scores. samples: None, or the rows that
+    the probe reads of the first full blocks, copied together, [kv_heads, rows, d] of k's type, with
+    sample_scale [kv_heads, rows] for int8: they are read instead of k's. out float32 [heads, d] receives
     two_pass attention over the chosen blocks. ValueError for what is not finite in q or in a row
     that is read, an empty context, shapes that disagree.
     """
     cdef ProbedRows given = ProbedRows(variant, q, k, v, k_scale, v_scale, block_size, n_probe)
+    given.take_samples(samples, sample_scale)
     cdef Array output = Array(out, "out", "float32", 2, True)
     cdef Array scores = given.scores(probe, "probe")
     cdef Chosen chosen = Chosen(variant, given.heads, given.n_blocks, importance_sums, k_blocks,
                                 order, ids, recency, evicted)
     cdef ptrdiff_t bad_token = -1
-    cdef int threads = num_threads, share = <int>whole(shared, "shared", 0, 1)
+    cdef int threads = num_threads, share = bool(shared)
     cdef sparse_status status
     if v is None:
         raise TypeError("v must be an array, not None")
@@ -245,8 +284,8 @@ def sparse_attention(Variant variant, q, k, v, k_scale, v_scale, importance_sums
     apart((output, scores, *chosen.outputs()), (*given.inputs(), *chosen.inputs()))
     with nogil:
         status = variant.c.selection.sparse_attention(
-            <const float *>given.q.view.buf, given.heads, &given.rows, given.block_size,
-            given.n_probe, share, &chosen.c, <float *>scores.view.buf, <float *>output.view.buf,
+            <const float *>given.q.view.buf, given.heads, &given.rows, given.packed_rows,
+            given.block_size, given.n_probe, share, &chosen.c, <float *>scores.view.buf, <float *>output.view.buf,
             threads, &bad_token)
     if status == SPARSE_BAD_PROBE:
         require_finite_scores(variant, scores)

@@ -59,14 +59,15 @@ def choose(variant, scores, importance, k_blocks):
     return choice
 
 
-def attend(variant, q, rows, importance=None, k_blocks=4, block_size=32, n_probe=8, shared=False):
+def attend(variant, q, rows, importance=None, k_blocks=4, block_size=32, n_probe=8, shared=False,
+           samples=(None, None)):
     """out, probe scores, and the choice."""
     n_blocks = sparse.n_blocks(rows.k.shape[1], block_size)
     out, scores = np.full(q.shape, np.nan, F32), np.full((len(q), n_blocks), np.nan, F32)
     choice = empty_choice(len(q), n_blocks, k_blocks)
     sums = None if importance is None else sparse.importance_sums(importance, block_size)
     kernels_pyx.kernels(variant)["sparse_attention"](
-        q, *rows, sums, k_blocks, block_size, n_probe, shared, out, scores, *choice)
+        q, *rows, sums, k_blocks, block_size, n_probe, shared, out, scores, *choice, *samples)
     return out, scores, *choice
 
 
@@ -276,6 +277,34 @@ def test_sparse_attention_is_probe_choice_and_two_pass_over_the_chosen_blocks(va
         assert_same_bits(got, (out, scores, *choice))
 
 
+def packed(rows, block_size, n_probe, n_blocks):
+    """The sampled rows and scales of the first full blocks, copied together."""
+    n = rows.k.shape[1]
+    places = np.concatenate([np.zeros(0, int), *(
+        sparse.probe_positions(b, n, block_size, n_probe) for b in range(n_blocks))])
+    scale = None if rows.k_scale is None else np.ascontiguousarray(rows.k_scale[:, places])
+    return np.ascontiguousarray(rows.k[:, places]), scale
+
+
+@row_types
+@variants
+def test_packed_samples_give_the_same_bits(variant, dtype):
+    rng = np.random.default_rng(13)
+    for seed in range(40):
+        n, block_size, n_probe = (int(x) for x in rng.integers(1, (400, 71, 41)))
+        q, rows, importance = made(4, 2, n, 40, seed, dtype, seed % 3)
+        want = attend(variant, q, rows, importance, 3, block_size, n_probe)
+        have = int(rng.integers(0, n // block_size + 1))
+        samples = packed(rows, block_size, n_probe, have)
+        got = attend(variant, q, rows, importance, 3, block_size, n_probe, samples=samples)
+        assert_same_bits(got, want)
+        if have:  # they are what is read
+            other = np.zeros_like(samples[0])
+            got = attend(variant, q, rows, importance, 3, block_size, n_probe,
+                         samples=(other, samples[1]))
+            assert (got[1][:, :have] == 0).all()
+
+
 @row_types
 @variants
 def test_all_blocks_are_bit_equal_to_dense(variant, dtype):
@@ -354,6 +383,20 @@ def test_bad_arguments_of_sparse_attention():
     for error, message, arguments in cases:
         with pytest.raises(error, match=message):
             run(*arguments, *results)
+    k8, s8 = np.ascontiguousarray(q8.k[:, :8]), np.ascontiguousarray(q8.k_scale[:, :8])
+    samples = np.ascontiguousarray(rows.k[:, :8])
+    for error, message, cache, given in (
+        (ValueError, "samples must hold 8 rows for each of at most 3", rows, (rows.k[:, :7], None)),
+        (ValueError, "samples must hold 8 rows for each of at most 3", rows, (rows.k[:, :32], None)),
+        (ValueError, "samples must have shape", rows, (samples[:1], None)),
+        (TypeError, "samples must be a float32", rows, (k8, None)),
+        (ValueError, "sample_scale belongs", rows, (samples, s8)),
+        (ValueError, "sample_scale belongs", rows, (None, s8)),
+        (ValueError, "sample_scale belongs", q8, (k8, None)),
+        (ValueError, "sample_scale must have", q8, (k8, q8.k_scale)),
+    ):
+        with pytest.raises(error, match=message):
+            run(q, *cache, sums, *sizes, *results, *given)
     for place, name in ((0, "out"), (1, "probe"), (2, "order"), (5, "evicted")):
         spoiled = list(results)
         spoiled[place] = np.empty((9,) * results[place].ndim, results[place].dtype)
