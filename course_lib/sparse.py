@@ -22,6 +22,7 @@ from course_lib.attention import attend
 from course_lib.attention_common import check_query, check_rows, kv_head, quiet, widen
 from course_lib.gather import gather_blocks as gather_blocks
 from course_lib.gather import gather_rows
+from course_lib.probe_keys import ProbeKeys
 from course_lib.selection import REASONS as REASONS
 from course_lib.selection import Selection
 
@@ -238,19 +239,29 @@ def sparse_decode_gate(n: int, k_blocks: int, block_size: int = 32) -> bool:
 def sparse_attention(q: Any, k: Any, v: Any, k_scale: Any = None, v_scale: Any = None, *,
                      k_blocks: int = 32, block_size: int = 32, n_probe: int = 8,
                      importance: Any = None,
-                     shared_selection: bool = False) -> tuple[np.ndarray, list[Selection]]:
+                     shared_selection: bool = False,
+                     probe_keys: ProbeKeys | None = None) -> tuple[np.ndarray, list[Selection]]:
     """Attention of one query over selected blocks only, each query head with its own selection.
 
     q float32 [num_heads, head_dim]; k, v, scales as for attention.two_pass; importance float32
     [n] or None. Returns (out float32 [num_heads, head_dim], one Selection per head). With
     shared_selection the query heads of a KV head share one (ours, not the article's): a block's
-    probe score is the largest of theirs. With k_blocks >= n_blocks the output is bit-equal to
-    two_pass. Only sampled and selected rows are read, so only those are checked for NaN. Raises
+    probe score is the largest of theirs. probe_keys: samples of these rows, which the compiled
+    kernel reads in place of k's; the result is the same. With k_blocks >= n_blocks the output is
+    bit-equal to two_pass. Only sampled and selected rows are read and checked for NaN. Raises
     ValueError as two_pass and select_blocks do.
     """
     q = check_query(q)
     rows = check_rows(q, k, v, k_scale, v_scale)
     sums = _checked_sums(importance, rows.k.shape[1], block_size)
+    if probe_keys is not None:
+        probe_keys.require_fit(rows.k.shape[1], block_size, n_probe)
+    if backend.kernel("sparse_attention") is not None:
+        count = n_blocks(rows.k.shape[1], block_size)
+        chosen = sparse_kernels.Chosen(len(q), count, positive_int(k_blocks, "k_blocks"))
+        out, probe = chosen.attend(q, rows, sums, block_size, positive_int(n_probe, "n_probe"),
+                                   shared_selection, probe_keys)
+        return out, _selections(probe, sums, chosen)
     probe = probe_heads(q, rows, block_size, n_probe)
     if shared_selection:
         by_group = probe.reshape(len(rows.k), -1, probe.shape[1])

@@ -11,6 +11,7 @@ import numpy as np
 
 from course_lib import backend
 from course_lib.arrays import F32, LayerRows, NotFiniteError
+from course_lib.probe_keys import ProbeKeys
 
 
 def _run(name: str, *arguments: Any) -> None:
@@ -77,11 +78,12 @@ class Chosen:
              self.ids, self.recency, self.evicted)
 
     def attend(self, q: np.ndarray, rows: LayerRows, importance: np.ndarray | None,
-               block_size: int, n_probe: int, shared: bool) -> tuple[np.ndarray, np.ndarray]:
+               block_size: int, n_probe: int, shared: bool,
+               probe_keys: ProbeKeys | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Probe, choose, attend; returns out like q and the probe scores."""
         rows = readable(rows)
         out, probe = np.empty_like(q), np.empty((len(q), self.n_blocks), F32)
         _run("sparse_attention", q, *rows, importance, self.k_blocks,
              *_sizes(rows, block_size, n_probe), shared, out, probe, self.order, self.ids,
-             self.recency, self.evicted)
+             self.recency, self.evicted, *(probe_keys.arrays if probe_keys else ()))
         return out, probe

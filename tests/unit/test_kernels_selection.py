@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 import kernels_pyx
 from course_lib import backend, sparse
 from course_lib.arrays import LayerRows, NotFiniteError
+from course_lib.probe_keys import ProbeKeys
 from course_lib.quant import quantize_rows
 
 F32 = np.float32
@@ -363,6 +364,56 @@ def test_only_sampled_and_chosen_rows_are_read_and_a_bad_one_is_named(variant, d
         attend(variant, q, spoiled, importance, 3)
 
 
+@row_types
+@variants
+def test_sparse_attention_of_course_lib_uses_the_kernel(variant, dtype):
+    q, rows, importance = made(n=301, dtype=dtype)
+    for shared in (False, True):
+        with backend.using(variant):
+            out, selections = sparse.sparse_attention(q, *rows, importance=importance, k_blocks=5,
+                                                      shared_selection=shared)
+        want = attend("portable", q, rows, importance, 5, shared=shared)
+        assert_same_bits([out], want[:1])
+        reference, by_numpy = with_numpy(sparse.sparse_attention, q, *rows, importance=importance,
+                                         k_blocks=5, shared_selection=shared)
+        np.testing.assert_allclose(out, reference, rtol=1e-4, atol=1e-5)
+        for a, b in zip(selections, by_numpy, strict=True):
+            assert a.reason == b.reason and a.order.tolist() == b.order.tolist()
+            np.testing.assert_allclose(a.probe, b.probe, rtol=1e-4, atol=1e-5)
+        for first in (0, 2):  # the heads of a group
+            same = selections[first].order.tolist() == selections[first + 1].order.tolist()
+            assert same == shared
+
+
+@row_types
+def test_probe_keys_follow_a_growing_cache_and_change_nothing(dtype):
+    for block_size, n_probe in ((32, 8), (7, 3), (4, 9)):
+        q, rows, importance = made(n=200, dtype=dtype, room=1)
+        keys = ProbeKeys(block_size, n_probe)
+        options = dict(k_blocks=3, block_size=block_size, n_probe=n_probe)
+        for n in (1, 3, 31, 32, 33, 64, 70, 129, 200):
+            part = rows.upto(n)
+            keys.update(part)
+            places = [p for b in range(n // block_size)
+                      for p in sparse.probe_positions(b, n, block_size, n_probe)]
+            samples, scale = keys.arrays
+            if not places:
+                assert samples is None and keys.nbytes == 0
+                continue
+            assert np.array_equal(samples, part.k[:, places])
+            assert dtype == "f32" or np.array_equal(scale, part.k_scale[:, places])
+            assert keys.nbytes == len(places) * 2 * (36 if dtype == "q8" else 128)
+            out, chosen = sparse.sparse_attention(q, *part, importance=importance[:n],
+                                                  probe_keys=keys, **options)
+            plain, want = sparse.sparse_attention(q, *part, importance=importance[:n], **options)
+            assert_same_bits([out], [plain])
+            assert [s.order.tolist() for s in chosen] == [s.order.tolist() for s in want]
+        with pytest.raises(ValueError, match="probe_keys samples blocks of"):
+            sparse.sparse_attention(q, *rows, probe_keys=keys, block_size=9)
+        with pytest.raises(ValueError, match="full blocks"):  # of a longer cache
+            sparse.sparse_attention(q, *rows.upto(100), probe_keys=keys, **options)
+
+
 def test_bad_arguments_of_sparse_attention():
     q, rows, importance = made(n=100)
     _, q8, _ = made(n=100, dtype="q8")
@@ -385,9 +436,9 @@ def test_bad_arguments_of_sparse_attention():
             run(*arguments, *results)
     k8, s8 = np.ascontiguousarray(q8.k[:, :8]), np.ascontiguousarray(q8.k_scale[:, :8])
     samples = np.ascontiguousarray(rows.k[:, :8])
-    for error, message, cache, given in (
-        (ValueError, "samples must hold 8 rows for each of at most 3", rows, (rows.k[:, :7], None)),
-        (ValueError, "samples must hold 8 rows for each of at most 3", rows, (rows.k[:, :32], None)),
+    for error, message, cache, packs in (
+        (ValueError, "samples must hold 8 rows for each of at", rows, (rows.k[:, :7], None)),
+        (ValueError, "for each of at most 3 full blocks", rows, (rows.k[:, :32], None)),
         (ValueError, "samples must have shape", rows, (samples[:1], None)),
         (TypeError, "samples must be a float32", rows, (k8, None)),
         (ValueError, "sample_scale belongs", rows, (samples, s8)),
@@ -396,7 +447,7 @@ def test_bad_arguments_of_sparse_attention():
         (ValueError, "sample_scale must have", q8, (k8, q8.k_scale)),
     ):
         with pytest.raises(error, match=message):
-            run(q, *cache, sums, *sizes, *results, *given)
+            run(q, *cache, sums, *sizes, *results, *packs)
     for place, name in ((0, "out"), (1, "probe"), (2, "order"), (5, "evicted")):
         spoiled = list(results)
         spoiled[place] = np.empty((9,) * results[place].ndim, results[place].dtype)
