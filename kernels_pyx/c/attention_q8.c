@@ -131,7 +131,7 @@ static void quantize_queries(const float *q, ptrdiff_t queries, ptrdiff_t d,
 
 ALWAYS_INLINE void q8_dot_run(const int8_t *q, const float *q_scale, const int32_t *offsets,
                               const int8_t *k, ptrdiff_t num_rows, ptrdiff_t d, const char *ahead,
-                              float *dots)
+                              float *restrict dots)
 {
     ptrdiff_t r = 0;
     for (; r + 4 <= num_rows; r += 4) {
@@ -144,9 +144,9 @@ ALWAYS_INLINE void q8_dot_run(const int8_t *q, const float *q_scale, const int32
 }
 
 /* As dots_of_run, for int8 queries. */
-static void q8_dots_of_run(const struct q8_queries *q, ptrdiff_t queries, const int8_t *k,
-                           ptrdiff_t num_rows, ptrdiff_t d, const char *ahead, float *dots,
-                           ptrdiff_t stride)
+static void q8_dots_of_piece(const struct q8_queries *q, ptrdiff_t queries, const int8_t *k,
+                             ptrdiff_t num_rows, ptrdiff_t d, const char *ahead, float *dots,
+                             ptrdiff_t stride)
 {
     for (ptrdiff_t j = 0; j < queries; j++, ahead = NULL) {
         const int8_t *values = q->values + j * d;
@@ -158,5 +158,17 @@ static void q8_dots_of_run(const struct q8_queries *q, ptrdiff_t queries, const 
             q8_dot_run(values, scales, offsets, k, num_rows, 64, ahead, dots + j * stride);
         else
             q8_dot_run(values, scales, offsets, k, num_rows, d, ahead, dots + j * stride);
+    }
+}
+
+static void q8_dots_of_run(const struct q8_queries *q, ptrdiff_t queries, const int8_t *k,
+                           ptrdiff_t num_rows, ptrdiff_t d, const char *ahead, float *dots,
+                           ptrdiff_t stride)
+{
+    const ptrdiff_t step = rows_of_piece(d);
+    for (ptrdiff_t r = 0; r < num_rows; r += step) {
+        const ptrdiff_t count = num_rows - r < step ? num_rows - r : step;
+        q8_dots_of_piece(q, queries, k + r * d, count, d, ahead ? ahead + r * d : NULL, dots + r,
+                         stride);
     }
 }

@@ -8,7 +8,16 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-enum { RUN_TOKENS = 64 };  /* int8 rows of 128: 8 KB, which stay in the first cache */
+enum { RUN_TOKENS = 64 };
+
+/* What is gone over more than once (by queries, by strips of columns) is this small: it stays in
+ * the first cache, and memory is read in order but for so much. */
+enum { PIECE_BYTES = 2048 };
+
+static ptrdiff_t rows_of_piece(ptrdiff_t row_bytes)
+{
+    return row_bytes < PIECE_BYTES / 4 ? PIECE_BYTES / row_bytes : 4;
+}
 
 /* Where reading stands: the token `offset` of block blocks[block], or of everything. */
 struct reader {
@@ -73,8 +82,8 @@ ALWAYS_INLINE v16 load_last_values(const char *row, ptrdiff_t index, ptrdiff_t c
               : v16_load_part((const float *)row + index, count);
 }
 
-/* Ask for memory that is needed soon. A dense cache is read in order, and the CPU guesses that
- * itself; the next block of a list it cannot guess. */
+/* Ask for memory that is needed soon: the next block of a list. In a dense cache the CPU sees by
+ * itself that memory is read in order, and asking made that slower. */
 ALWAYS_INLINE void prefetch(const char *start, ptrdiff_t bytes)
 {
     for (ptrdiff_t i = 0; i < bytes; i += 64)
@@ -116,7 +125,9 @@ ALWAYS_INLINE void dot_tile(const float *q, int queries, const char *k, int num_
 ALWAYS_INLINE void dot_run(const float *q, int queries, const char *k, ptrdiff_t num_rows,
                            ptrdiff_t d, int q8, const char *ahead, float *dots, ptrdiff_t stride)
 {
-    const int tile = V16_ACCUMULATORS / queries;
+    /* int8 rows: as many as there are accumulators, the widening of values is shared by all. Float
+     * rows one by one: the memory is what takes time, and so it is read strictly in order. */
+    const int tile = q8 ? V16_ACCUMULATORS / queries : 1;
     const ptrdiff_t row_bytes = row_size(d, q8);
     ptrdiff_t r = 0;
     for (; r + tile <= num_rows; r += tile) {
@@ -251,8 +262,9 @@ ALWAYS_INLINE void sum_run_of(float *acc, int queries, const float *w, ptrdiff_t
 }
 
 /* acc[queries][padded] += weights * rows, with the weights of query j at w + j * stride. */
-static void sums_of_run(float *acc, ptrdiff_t queries, const float *w, ptrdiff_t stride,
-                        const char *v, ptrdiff_t num_rows, ptrdiff_t d, int q8, const char *ahead)
+static void sums_of_piece(float *acc, ptrdiff_t queries, const float *w, ptrdiff_t stride,
+                          const char *v, ptrdiff_t num_rows, ptrdiff_t d, int q8,
+                          const char *ahead)
 {
     const ptrdiff_t padded = (d + 15) / 16 * 16;
     for (ptrdiff_t j = 0; j < queries; j += 2, ahead = NULL) {
@@ -266,5 +278,16 @@ static void sums_of_run(float *acc, ptrdiff_t queries, const float *w, ptrdiff_t
             sum_run_of(to, 1, weights, stride, v, num_rows, d, 1, ahead);
         else
             sum_run_of(to, 1, weights, stride, v, num_rows, d, 0, ahead);
+    }
+}
+
+static void sums_of_run(float *acc, ptrdiff_t queries, const float *w, ptrdiff_t stride,
+                        const char *v, ptrdiff_t num_rows, ptrdiff_t d, int q8, const char *ahead)
+{
+    const ptrdiff_t row_bytes = row_size(d, q8), step = rows_of_piece(row_bytes);
+    for (ptrdiff_t t = 0; t < num_rows; t += step) {
+        const ptrdiff_t count = num_rows - t < step ? num_rows - t : step;
+        sums_of_piece(acc, queries, w + t, stride, v + t * row_bytes, count, d, q8,
+                      ahead ? ahead + t * row_bytes : NULL);
     }
 }

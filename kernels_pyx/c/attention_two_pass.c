@@ -88,10 +88,10 @@ static int write_outputs(const float *acc, ptrdiff_t queries, ptrdiff_t d, float
     return bad;
 }
 
-/* Where the tokens after a run begin, or NULL. */
+/* Where the rows of the next block of a list begin; NULL where there is none to ask for. */
 static const char *rows_ahead(const struct reader *r, const char *rows, ptrdiff_t row_bytes)
 {
-    const ptrdiff_t token = next_token(r);
+    const ptrdiff_t token = r->blocks ? next_token(r) : -1;
     return token < 0 ? NULL : rows + token * row_bytes;
 }
 
