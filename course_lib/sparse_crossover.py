@@ -45,9 +45,10 @@ def crossover_tokens(dense_ms: Mapping[int, float], sparse_ms: Mapping[int, floa
         raise ValueError("dense_ms and sparse_ms must hold the same lengths, at least two.")
     dense_slope, dense_start = np.polyfit(lengths, [dense_ms[n] for n in lengths], 1)
     sparse_slope, sparse_start = np.polyfit(lengths, [sparse_ms[n] for n in lengths], 1)
-    if dense_slope <= sparse_slope:
+    gain = dense_slope - sparse_slope
+    if gain <= 1e-9 * abs(dense_slope):  # parallel lines, up to rounding, meet nowhere
         return None
-    return max(0, round((sparse_start - dense_start) / (dense_slope - sparse_slope)))
+    return max(0, round((sparse_start - dense_start) / gain))
 
 
 def measure_crossover(
