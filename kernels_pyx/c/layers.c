@@ -133,6 +133,13 @@ static ptrdiff_t argmax(const float *x, ptrdiff_t count)
     if (magnitude > 0x7f800000)  /* above infinity lie the NaNs */
         return -1;
     ptrdiff_t i = 0;
+    for (; i + 64 <= count; i += 64) {  /* 64 at a time without a branch, which vectorizes too */
+        int found = 0;
+        for (int j = 0; j < 64; j++)
+            found |= float_order(x[i + j]) == largest;
+        if (found)
+            break;
+    }
     while (float_order(x[i]) != largest)
         i++;
     return i;
