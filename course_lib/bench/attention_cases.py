@@ -80,10 +80,10 @@ def build(kv: str, n: int, bench: Bench) -> Group:
         r = rows.next()
         kernel(q, r.k, r.v, r.k_scale, r.v_scale, None, BLOCK_SIZE, out)
 
-    def pruned(shared: bool, kernel: Kernel) -> None:
+    def pruned(shared: bool, packed: bool, kernel: Kernel) -> None:
         r = rows.next()
         kernel(q, r.k, r.v, r.k_scale, r.v_scale, sums, K_BLOCKS, BLOCK_SIZE, N_PROBE, shared,
-               out, found.probe, *found.results)
+               out, found.probe, *found.results, *(samples[id(r)] if packed else ()))
 
     def probe(kernel: Kernel) -> None:
         r = rows.next()
@@ -96,6 +96,7 @@ def build(kv: str, n: int, bench: Bench) -> Group:
         r = rows.next()
         kernel(q, r.k, r.v, r.k_scale, r.v_scale, lists[id(r)], BLOCK_SIZE, out)
 
+    samples = {id(r): packed_samples(r) for r in rows.all}
     for r in rows.all:
         lists[id(r)] = np.stack([s.ids for s in sparse.select_heads(
             bench.normal(NUM_HEADS, found.count), sums, K_BLOCKS)]).astype(np.int32)
@@ -108,15 +109,25 @@ def build(kv: str, n: int, bench: Bench) -> Group:
     if kv == "q8":
         works.append(Work("single_pass_q8", dense, read_bytes=n * token, numpy="dense"))
     works += [
-        Work("sparse_attention", partial(pruned, False), read_bytes=probed + per_head,
-             numpy="sparse"),
-        Work("sparse_attention_shared", partial(pruned, True), "sparse_attention",
-             read_bytes=probed + shared, numpy="sparse"),
+        *(Work(name + suffix, partial(pruned, is_shared, packed), "sparse_attention",
+               read_bytes=probed + attended, numpy="sparse")
+          for name, is_shared, attended in (("sparse_attention", False, per_head),
+                                            ("sparse_attention_shared", True, shared))
+          for suffix, packed in (("", False), ("_packed", True))),
         Work("probe_scores", probe, read_bytes=probed, numpy="probe"),
         Work("select_blocks", choose, numpy="choose"),
         Work("two_pass_blocks", over_blocks, "two_pass", read_bytes=per_head, numpy="blocks"),
     ]
     return Group(works, numpy_calls(q, rows, importance, sums, lists), kv, n)
+
+
+def packed_samples(rows: LayerRows) -> tuple[np.ndarray, np.ndarray | None]:
+    """The K rows that the probe reads of all full blocks, copied together, and their scales."""
+    full = rows.k.shape[1] // BLOCK_SIZE * BLOCK_SIZE
+    step = BLOCK_SIZE // N_PROBE
+    scale = rows.k_scale
+    return (np.ascontiguousarray(rows.k[:, :full:step]),
+            None if scale is None else np.ascontiguousarray(scale[:, :full:step]))
 
 
 def distinct_tokens(ids: np.ndarray, num_kv_heads: int) -> int:

@@ -72,7 +72,9 @@ def crossings_text(measured: list[Measured]) -> str:
             times.setdefault((r.kv, r.threads, r.kernel), {})[r.context] = r.ms
     lines = []
     ways = (("sparse_attention", "one selection per query head"),
-            ("sparse_attention_shared", "one selection per KV head"))
+            ("sparse_attention_packed", "one per query head, probed rows packed"),
+            ("sparse_attention_shared", "one selection per KV head"),
+            ("sparse_attention_shared_packed", "one per KV head, probed rows packed"))
     for (kv, threads, kernel), dense in times.items():
         if kernel != "two_pass":
             continue
