@@ -274,7 +274,7 @@ def sparse_attention(Variant variant, q, k, v, k_scale, v_scale, importance_sums
     cdef Chosen chosen = Chosen(variant, given.heads, given.n_blocks, importance_sums, k_blocks,
                                 order, ids, recency, evicted)
     cdef ptrdiff_t bad_token = -1
-    cdef int threads = num_threads, share = bool(shared)
+    cdef int threads = num_threads, share = <int>whole(shared, "shared", 0, 1)
     cdef sparse_status status
     if v is None:
         raise TypeError("v must be an array, not None")

@@ -266,21 +266,30 @@ def select_blocks(bits, heads, n_blocks, k_blocks, ties, importance):
 
 
 @maker(*(dict(kvh=2, group=2, n=37, d=24, q8=1, block_size=8, k_blocks=3) | change for change in (
-    {}, dict(q8=0), dict(shared=1), dict(shared=1, q8=0), dict(n=1), dict(n=9, k_blocks=1),
-    dict(importance=0), dict(importance=0, shared=1, q8=0), dict(k_blocks=50), dict(group=1),
+    {}, dict(packed=4), dict(q8=0), dict(shared=1), dict(shared=1, q8=0), dict(n=1),
+    dict(n=9, k_blocks=1), dict(importance=0), dict(importance=0, shared=1, q8=0), dict(k_blocks=50), dict(group=1),
     dict(n=200, d=128, block_size=16, k_blocks=5, group=4, shared=1), dict(room=3, shared=1),
     dict(n=300, d=128, block_size=32, k_blocks=4),
     dict(n=300, d=64, block_size=32, k_blocks=4, q8=0), dict(n_probe=1),
     dict(n_probe=50), dict(block_size=1), dict(d=17, q8=0), dict(d=1),
-    dict(kvh=5, group=3), dict(exponent=-30), dict(exponent=30, q8=0))),
+    dict(kvh=5, group=3), dict(exponent=-30), dict(exponent=30, q8=0),
+    dict(packed=2, q8=0, room=2), dict(packed=4, shared=1, n=40), dict(packed=9, n_probe=5))),
        kvh=(1, 3), group=(1, 5), n=(1, 70), d=(1, 70), q8=(0, 1), block_size=(1, 40),
        k_blocks=(1, 12), n_probe=(1, 6), shared=(0, 1), importance=(0, 1), room=(0, 2),
-       exponent=(-20, 20))
+       exponent=(-20, 20), packed=(0, 6))
 def sparse_attention(bits, kvh, group, n, d, q8, block_size, k_blocks, n_probe=3, shared=0,
-                     importance=1, room=0, exponent=0):
+                     importance=1, room=0, exponent=0, packed=0):
+    """`packed`: of how many full blocks, at most, the sampled rows are passed as a copy too."""
     heads, n_blocks = kvh * group, -(-n // block_size)
     places, one = (np.int32, (heads, min(k_blocks, n_blocks))), (np.int32, heads)
-    return (dict(q=bits.floats((heads, d), exponent + 1, 2), **cache(bits, kvh, n, d, q8, room),
+    rows = cache(bits, kvh, n, d, q8, room)
+    if packed and block_size <= n:
+        sampled = np.arange(0, block_size, max(1, block_size // min(n_probe, n)))
+        first = np.arange(min(packed, n // block_size)) * block_size
+        where = (first[:, None] + sampled).ravel()
+        rows["samples"] = np.ascontiguousarray(rows["k"][:, where])
+        rows["sample_scale"] = np.ascontiguousarray(rows["k_scale"][:, where]) if q8 else None
+    return (dict(q=bits.floats((heads, d), exponent + 1, 2), **rows,
                  importance_sums=np.abs(bits.floats(n_blocks)) if importance else None,
                  k_blocks=k_blocks, block_size=block_size, n_probe=n_probe, shared=bool(shared)),
             outputs(out=(F32, (heads, d)), probe=(F32, (heads, n_blocks)), order=places, ids=places,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import copy
+import os
 import re
 from typing import Any, NamedTuple
 
@@ -19,15 +20,16 @@ from hypothesis import strategies as st
 import kernels_pyx
 from tests.oracle.kernel_cases import LIMITS, MEASURING, POISON, SIZES, Call, make
 
-pytestmark = pytest.mark.skipif(not kernels_pyx.VARIANTS,
+REQUIRED = os.environ.get("COURSE_REQUIRE_KERNELS") == "1"
+pytestmark = pytest.mark.skipif(not kernels_pyx.VARIANTS and not REQUIRED,
                                 reason="the kernels are not compiled here")
 OPERATIONS = sorted(SIZES)
 each_operation = pytest.mark.parametrize("operation", OPERATIONS)
 VARIANT = next(iter(kernels_pyx.VARIANTS), "")
 """The variant that runs here; wrong arguments never reach the C code, so one is enough for them."""
 REFUSED, SAME, EITHER = "refused", "same result", "refused or any result"
-OPTIONAL = {"importance", "importance_from_row"}
-"""What prefill_attention does without."""
+OPTIONAL = {"importance", "importance_from_row", "samples", "sample_scale"}
+"""What prefill_attention and sparse_attention do without."""
 TAKEN = "refused or the same result"
 NUMBERS = "refused, perhaps after something was written, or any result"
 """What a call comes to may be known only at its end: a score can be infinite."""
@@ -42,7 +44,7 @@ class Spoiled(NamedTuple):
 
 
 def good(operation: str, case: int = 0) -> Call:
-    """A call with the dimensions of one of the first cases, which are small."""
+    """A call with the dimensions of a case: the first two are small."""
     return make(operation, **SIZES[operation][case])
 
 
@@ -108,6 +110,10 @@ def spoiled_array(a: np.ndarray, output: bool):
         yield Spoiled("flat", a.flatten(), REFUSED)
         if a.shape[0] > 1:
             yield Spoiled("room behind heads", with_room_behind(a), REFUSED if output else TAKEN)
+    for axis in range(a.ndim if a.ndim > 1 else 0):  # no element, yet sizes whose products overflow
+        shape = [2 ** (40 // (a.ndim - 1))] * a.ndim
+        shape[axis] = 0
+        yield Spoiled(f"shape {shape}", np.zeros(shape, a.dtype), EITHER)
     yield Spoiled("one axis more", a[None], REFUSED)
     yield Spoiled("one axis more behind", a[..., None], REFUSED)
     yield Spoiled("read-only", read_only(a), REFUSED if output else SAME)
