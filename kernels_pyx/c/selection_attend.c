@@ -25,6 +25,16 @@ static void share_scores(float *scores, ptrdiff_t group, ptrdiff_t n_blocks)
         memcpy(scores + h * n_blocks, scores, (size_t)n_blocks * sizeof *scores);
 }
 
+/* Give head `to` the choice of head `from`. */
+static void copy_choice(const struct choice *choice, ptrdiff_t from, ptrdiff_t to)
+{
+    const ptrdiff_t k = choice->k;
+    memcpy(choice->order + to * k, choice->order + from * k, (size_t)k * sizeof *choice->order);
+    memcpy(choice->ids + to * k, choice->ids + from * k, (size_t)k * sizeof *choice->ids);
+    choice->recency[to] = choice->recency[from];
+    choice->evicted[to] = choice->evicted[from];
+}
+
 /* All of one KV head and the query heads that read it: what one step brought into the caches, the
  * next one finds there. */
 static void sparse_kv_head(void *context, ptrdiff_t kh, int thread)
@@ -44,8 +54,12 @@ static void sparse_kv_head(void *context, ptrdiff_t kh, int thread)
         return;
     if (task->shared)
         share_scores(scores, group, choice->n_blocks);
-    for (ptrdiff_t h = 0; h < group; h++)
-        choose_blocks(scores + h * choice->n_blocks, choice, task->first, head + h, scratch);
+    for (ptrdiff_t h = 0; h < group; h++) {
+        if (h == 0 || !task->shared)
+            choose_blocks(scores + h * choice->n_blocks, choice, task->first, head + h, scratch);
+        else
+            copy_choice(choice, head, head + h);
+    }
     ptrdiff_t status = ATTEND_DONE, together = task->shared ? group : 1;
     for (ptrdiff_t h = head; h < head + group && status == ATTEND_DONE; h += together)
         status = attend_rows(probe->q + h * d, together, probe->rows, kh,
