@@ -267,7 +267,8 @@ def select_blocks(bits, heads, n_blocks, k_blocks, ties, importance):
 
 @maker(*(dict(kvh=2, group=2, n=37, d=24, q8=1, block_size=8, k_blocks=3) | change for change in (
     {}, dict(packed=4), dict(q8=0), dict(shared=1), dict(shared=1, q8=0), dict(n=1),
-    dict(n=9, k_blocks=1), dict(importance=0), dict(importance=0, shared=1, q8=0), dict(k_blocks=50), dict(group=1),
+    dict(n=9, k_blocks=1), dict(importance=0), dict(importance=0, shared=1, q8=0),
+    dict(k_blocks=50), dict(group=1),
     dict(n=200, d=128, block_size=16, k_blocks=5, group=4, shared=1), dict(room=3, shared=1),
     dict(n=300, d=128, block_size=32, k_blocks=4),
     dict(n=300, d=64, block_size=32, k_blocks=4, q8=0), dict(n_probe=1),
