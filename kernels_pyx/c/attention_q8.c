@@ -61,41 +61,7 @@ ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t 
 }
 
 #elif defined(V16_NEON)
-
-ALWAYS_INLINE int32x4_t group_sums(int8x16_t q0, int8x16_t q1, int8x16_t k0, int8x16_t k1,
-                                   int32x4_t sums)
-{
-#if defined(V16_DOTPROD)
-    return vdotq_s32(vdotq_s32(sums, k0, q0), k1, q1);
-#else
-    /* Two products fit into 16 bits: 2 * 128 * 127 = 32512. */
-    int16x8_t low = vmlal_high_s8(vmull_s8(vget_low_s8(k0), vget_low_s8(q0)), k0, q0);
-    int16x8_t high = vmlal_high_s8(vmull_s8(vget_low_s8(k1), vget_low_s8(q1)), k1, q1);
-    return vpadalq_s16(vpadalq_s16(sums, low), high);
-#endif
-}
-
-/* Dots with four rows. The sums run on from group to group, so that they are set to 0 only once;
- * what a group adds is the difference. */
-ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t *offsets,
-                           const int8_t *k, ptrdiff_t d, float *dots)
-{
-    (void)offsets;
-    float32x4_t s = vdupq_n_f32(0.0f);
-    int32x4_t before = vdupq_n_s32(0), x[4] = {before, before, before, before};
-    for (ptrdiff_t g = 0; g < d / GROUP; g++) {
-        int8x16_t q0 = vld1q_s8(q + g * GROUP), q1 = vld1q_s8(q + g * GROUP + 16);
-        for (int r = 0; r < 4; r++) {
-            const int8_t *row = k + r * d + g * GROUP;
-            x[r] = group_sums(q0, q1, vld1q_s8(row), vld1q_s8(row + 16), x[r]);
-        }
-        int32x4_t sums = vpaddq_s32(vpaddq_s32(x[0], x[1]), vpaddq_s32(x[2], x[3]));
-        s = vfmaq_n_f32(s, vcvtq_f32_s32(vsubq_s32(sums, before)), q_scale[g]);
-        before = sums;
-    }
-    vst1q_f32(dots, s);
-}
-
+#include "attention_q8_neon.h"
 #else
 
 ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t *offsets,

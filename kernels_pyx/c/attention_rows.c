@@ -8,6 +8,14 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
+/* Of four registers a v16, an array of accumulators is stored and loaded around every step unless
+ * its loops are unrolled early. */
+#if defined(V16_NEON)
+#define UNROLL_ON_NEON UNROLL
+#else
+#define UNROLL_ON_NEON
+#endif
+
 enum { RUN_TOKENS = 64 };
 
 /* What is gone over more than once (by queries, by strips of columns) is this small: it stays in
@@ -96,13 +104,13 @@ ALWAYS_INLINE void dot_tile(const float *q, int queries, const char *k, int num_
 {
     const ptrdiff_t padded = (d + 15) / 16 * 16, row_bytes = row_size(d, q8);
     v16 acc[V16_ACCUMULATORS];
-    for (int i = 0; i < queries * num_rows; i++)
+    UNROLL_ON_NEON for (int i = 0; i < queries * num_rows; i++)
         acc[i] = v16_set(0.0f);
     for (ptrdiff_t c = 0; c < padded; c += 16) {
         v16 first = v16_load(q + c), second = first;
         if (queries == 2)
             second = v16_load(q + padded + c);
-        for (int r = 0; r < num_rows; r++) {
+        UNROLL_ON_NEON for (int r = 0; r < num_rows; r++) {
             const char *row = k + r * row_bytes;
             v16 key = c + 16 <= d ? load_values(row, c, q8) : load_last_values(row, c, d - c, q8);
             acc[r] = v16_fma(first, key, acc[r]);
@@ -194,8 +202,8 @@ ALWAYS_INLINE void sum_strip(float *acc, ptrdiff_t padded, int queries, const fl
                              ptrdiff_t row_bytes, int width, int q8, const char *ahead)
 {
     v16 sum[V16_ACCUMULATORS];
-    for (int j = 0; j < queries; j++)
-        for (int c = 0; c < width; c++)
+    UNROLL_ON_NEON for (int j = 0; j < queries; j++)
+        UNROLL_ON_NEON for (int c = 0; c < width; c++)
             sum[j * width + c] = v16_load(acc + j * padded + 16 * c);
     for (ptrdiff_t t = 0; t < num_rows; t++) {
         if (ahead)
@@ -203,15 +211,15 @@ ALWAYS_INLINE void sum_strip(float *acc, ptrdiff_t padded, int queries, const fl
         v16 first = v16_set(w[t]), second = first;
         if (queries == 2)
             second = v16_set(w[stride + t]);
-        for (int c = 0; c < width; c++) {
+        UNROLL_ON_NEON for (int c = 0; c < width; c++) {
             v16 value = load_values(v + t * row_bytes, 16 * c, q8);
             sum[c] = v16_fma(first, value, sum[c]);
             if (queries == 2)
                 sum[width + c] = v16_fma(second, value, sum[width + c]);
         }
     }
-    for (int j = 0; j < queries; j++)
-        for (int c = 0; c < width; c++)
+    UNROLL_ON_NEON for (int j = 0; j < queries; j++)
+        UNROLL_ON_NEON for (int c = 0; c < width; c++)
             v16_store(acc + j * padded + 16 * c, sum[j * width + c]);
 }
 

@@ -124,6 +124,7 @@ def mca(program: str, instructions: list[str]) -> str:
     # A branch's target is a number here and a label there; it does not matter to the model.
     code = [re.sub(r"^(b\.\w+|b|cbn?z \w+,|tbn?z .*,)\s+[0-9a-f]+$", r"\1 #4",
                    line.replace("\t", " ")) for line in instructions]
+    code = [re.sub(r"^(adrp? \w+,) [0-9a-f]+$", r"\1 #4096", line) for line in code]
     return run(program, "-mtriple=aarch64", "-mcpu=neoverse-n1", "-mattr=+dotprod",
                "-iterations=200", input="\n".join(code) + "\n")
 
