@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from course_lib.arrays import F32, LayerRows, as_float32, positive_int, require_finite
+from course_lib.probe_keys import ProbeKeys
 from course_lib.quant import ROUNDING_RULES, quantize_rows
 
 CACHE_DTYPES = ("f32", "q8")
@@ -45,6 +46,7 @@ class KVCache:
         self.rule = rule
         self._lengths = [0] * num_layers
         self._layers = [self._allocate(0) for _ in range(num_layers)]
+        self._probe_keys: dict[tuple[int, int], ProbeKeys] = {}
 
     def _allocate(self, capacity: int) -> LayerRows:
         shape = (self.num_kv_heads, capacity, self.head_dim)
@@ -60,8 +62,9 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated now, over all layers, scales included."""
-        return sum(a.nbytes for layer in self._layers for a in layer if a is not None)
+        """Bytes allocated now, over all layers, scales and probe keys included."""
+        rows = sum(a.nbytes for layer in self._layers for a in layer if a is not None)
+        return rows + sum(keys.nbytes for keys in self._probe_keys.values())
 
     def layer_length(self, layer: int) -> int:
         """Tokens that one layer holds."""
@@ -119,6 +122,18 @@ class KVCache:
 
         return self._layers[layer].map(view)
 
+    def probe_keys(self, layer: int, n_probe: int) -> ProbeKeys:
+        """Return the sampled K rows of a layer's full blocks, copied together, up to date.
+
+        What block selection with ``n_probe`` samples a block reads; a quarter of K's memory with
+        8 of 32. Kept from call to call, for one n_probe at a time.
+        """
+        for other in [key for key in self._probe_keys if key[1] != n_probe]:
+            del self._probe_keys[other]
+        keys = self._probe_keys.setdefault((layer, n_probe), ProbeKeys(self.block_size, n_probe))
+        keys.update(self.rows(layer))
+        return keys
+
     def truncate(self, n: int) -> None:
         """Keep the first n tokens of every layer; the memory stays reserved.
 
@@ -129,6 +144,7 @@ class KVCache:
         if not 0 <= n <= self.length:
             raise ValueError(f"cannot truncate to {n} tokens; the cache holds {self.length}.")
         self._lengths = [n] * self.num_layers
+        self._probe_keys.clear()  # they may hold samples of tokens that are gone
 
     def copy(self) -> "KVCache":
         """Return an independent cache with the same rows."""
@@ -188,13 +204,16 @@ def kv_ledger(num_layers: int, num_kv_heads: int, head_dim: int, tokens: int) ->
     """Bytes of a context of ``tokens`` in each format, and in q8 kept beside an f32 mirror.
 
     Scan bytes are what one exact decode step reads, memory bytes what stays allocated: with the
-    mirror (the engine's default) the scan shrinks while memory grows. q4 is left out where 64
-    does not divide head_dim. Raises ValueError for counts below 1.
+    mirror (the engine's default) the scan shrinks while memory grows. The line with probe keys has
+    every fourth K row of whole blocks of 32 a second time, for block selection. q4 is left out
+    where 64 does not divide head_dim. Raises ValueError for counts below 1.
     """
     count = positive_int(num_layers, "num_layers") * positive_int(tokens, "tokens")
     formats = ["f32", "f16", "q8"] + (["q4"] if head_dim % 64 == 0 else [])
     size = {name: count * kv_bytes_per_token(num_kv_heads, head_dim, name) for name in formats}
     lines = [(name, size[name], size[name]) for name in formats]
+    probed = num_layers * (tokens // 32 * 8) * num_kv_heads * (head_dim + 4)
+    lines.append(("q8 + probe keys", size["q8"], size["q8"] + probed))
     lines.append(("q8 + f32 mirror", size["q8"], size["q8"] + size["f32"]))
     return [LedgerRow(name, scan, memory, scan / size["f16"], memory / size["f16"])
             for name, scan, memory in lines]

@@ -19,6 +19,7 @@ from course_lib.attention_common import (
     kv_head,
     quiet,
     softmax,
+    whole_heads,
 )
 
 QUERY_TILE = 128  # query rows per tile of prefill scores: 1 MB at 2K tokens
@@ -63,7 +64,7 @@ def attend_prefixes(q: np.ndarray, rows: LayerRows, visible: np.ndarray, out: np
                 out[h, tile] = _attend_tile(q[h, tile], head, visible[tile], sums,
                                             counted_from - first)
         return
-    k, v = _whole_rows(rows.k), _whole_rows(rows.v)
+    k, v = whole_heads(rows.k), whole_heads(rows.v)
     try:
         compiled(q, k, v, visible, out, received, counted_from)
     except ValueError as error:  # the arguments fit, so it is the numbers
@@ -89,12 +90,6 @@ def _attend_tile(q: np.ndarray, rows: LayerRows, visible: np.ndarray,
             sums[:width] += row
     out[seeing] = finite_output(weights @ rows.v[:width])
     return out
-
-
-def _whole_rows(a: np.ndarray) -> np.ndarray:
-    """Return ``a`` [heads, n, d] with each head contiguous, as the kernels read it."""
-    whole = a[0].flags.c_contiguous and a.flags.aligned and a.strides[0] >= a[0].nbytes
-    return a if whole else np.ascontiguousarray(a)
 
 
 def add_heads(importance: np.ndarray | None, received: np.ndarray | None) -> None:

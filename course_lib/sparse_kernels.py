@@ -11,6 +11,7 @@ import numpy as np
 
 from course_lib import backend
 from course_lib.arrays import F32, LayerRows, NotFiniteError
+from course_lib.attention_common import whole_heads
 from course_lib.probe_keys import ProbeKeys
 
 
@@ -23,17 +24,6 @@ def _run(name: str, *arguments: Any) -> None:
         raise NotFiniteError(str(error)) from None
 
 
-def readable(rows: LayerRows) -> LayerRows:
-    """Return the rows as the kernels read them: every head contiguous. A cache's rows are."""
-    return rows.map(_whole_heads)
-
-
-def _whole_heads(a: np.ndarray) -> np.ndarray:
-    if a.flags.c_contiguous or (a[0].flags.c_contiguous and a.strides[0] >= a[0].nbytes):
-        return a
-    return np.ascontiguousarray(a)
-
-
 def _sizes(rows: LayerRows, *sizes: int) -> list[int]:
     """Sizes beyond the context mean the same as its length, and fit into a C integer."""
     return [min(size, rows.k.shape[1]) for size in sizes]
@@ -42,7 +32,7 @@ def _sizes(rows: LayerRows, *sizes: int) -> list[int]:
 def probe_scores(q: np.ndarray, rows: LayerRows, block_size: int, n_probe: int,
                  out: np.ndarray) -> np.ndarray:
     """Write the probe score of every head and block to ``out`` and return it."""
-    rows = readable(rows)
+    rows = rows.map(whole_heads)
     _run("probe_scores", np.ascontiguousarray(q), rows.k, rows.k_scale,
          *_sizes(rows, block_size, n_probe), out)
     return out
@@ -81,7 +71,7 @@ class Chosen:
                block_size: int, n_probe: int, shared: bool,
                probe_keys: ProbeKeys | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Probe, choose, attend; returns out like q and the probe scores."""
-        rows = readable(rows)
+        rows = rows.map(whole_heads)
         out, probe = np.empty_like(q), np.empty((len(q), self.n_blocks), F32)
         _run("sparse_attention", q, *rows, importance, self.k_blocks,
              *_sizes(rows, block_size, n_probe), shared, out, probe, self.order, self.ids,

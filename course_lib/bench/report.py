@@ -11,7 +11,7 @@ from typing import TextIO
 import numpy as np
 from tqdm import tqdm
 
-from course_lib import backend
+from course_lib import backend, decode_gate
 from course_lib.bench import table
 from course_lib.bench.groups import Plan, chosen
 from course_lib.bench.machine import (
@@ -54,6 +54,9 @@ def bench(out: TextIO, *, quick: bool = False, parts: Set[str] = frozenset(),
         finished, late = measure_all(state, todo, counts, out,
                                      begun + QUICK_SECONDS if quick else math.inf)
     print_results(state, out)
+    found = table.automatic_crossings(state.measured)
+    if found and plans is None:
+        print(remembered_text(kernels.info.variant, found), file=out)
     if quick:
         print(quick_text(chosen(everything, parts, False), todo, late), file=out)
     for path, text in ((csv_path, csv_text), (json_path, json_text)):
@@ -116,3 +119,15 @@ def print_results(state: Run, out: TextIO) -> None:
         print(f"\n{crossings}", file=out)
     if state.missing:
         print(f"\nnot in this build: {', '.join(state.missing)}", file=out)
+
+
+def remembered_text(variant: str, found: dict[int, dict[str, int | None]]) -> str:
+    """Remember the crossovers for the engine's own choice, and say so."""
+    if sys.prefix == sys.base_prefix:
+        return "(not remembered: this Python is not an environment of the course)"
+    try:
+        for threads, by_kv in found.items():
+            decode_gate.remember(variant, threads, by_kv)
+    except OSError as error:
+        return f"(not remembered: {error})"
+    return 'remembered for decode_k="auto": one selection per query head, probed rows packed'

@@ -63,13 +63,34 @@ def cells(one: Measured) -> tuple[str, ...]:
             times(r.vs_portable), times(one.vs_one_thread))
 
 
-def crossings_text(measured: list[Measured]) -> str:
-    """Where block-sparse decode, its selection included, becomes faster than dense decode."""
-    times: dict[tuple[str | None, int, str], dict[int, float]] = {}
+def decode_times(measured: list[Measured]) -> dict[tuple[str, int, str], dict[int, float]]:
+    """(kv, threads, kernel) -> context -> milliseconds."""
+    times: dict[tuple[str, int, str], dict[int, float]] = {}
     for one in measured:
         r = one.record
-        if r.context is not None:
+        if r.context is not None and r.kv is not None:
             times.setdefault((r.kv, r.threads, r.kernel), {})[r.context] = r.ms
+    return times
+
+
+def automatic_crossings(measured: list[Measured]) -> dict[int, dict[str, int | None]]:
+    """Threads -> kv -> where the engine's own choice begins to read blocks only, None for never.
+
+    The engine keeps the probed rows packed and selects per query head.
+    """
+    times = decode_times(measured)
+    found: dict[int, dict[str, int | None]] = {}
+    for (kv, threads, kernel), pruned in times.items():
+        dense = times.get((kv, threads, "two_pass"), {})
+        if kernel == "sparse_attention_packed" and dense.keys() == pruned.keys() and pruned:
+            at = crossing(dense, pruned)
+            found.setdefault(threads, {})[kv] = at.faster if at.slower is None else at.estimate
+    return found
+
+
+def crossings_text(measured: list[Measured]) -> str:
+    """Where block-sparse decode, its selection included, becomes faster than dense decode."""
+    times = decode_times(measured)
     lines = []
     ways = (("sparse_attention", "one selection per query head"),
             ("sparse_attention_packed", "one per query head, probed rows packed"),

@@ -43,6 +43,19 @@ def check_count(name: str, value: int | None, *, optional: bool = False) -> None
         raise ValueError(f"{name} must be {allowed}, not {value!r}")
 
 
+AUTO = "auto"
+
+
+def check_decode_k(value: int | str | None) -> None:
+    """ValueError unless `value` is an integer >= 1, None (all rows) or "auto"."""
+    if isinstance(value, str) and value == AUTO:
+        return
+    if isinstance(value, str):
+        raise ValueError(f'decode_k must be an integer of at least 1, None or "{AUTO}", '
+                         f"not {value!r}")
+    check_count("decode_k", value, optional=True)
+
+
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """ValueError unless `value` is one of `choices`."""
     if value not in choices:

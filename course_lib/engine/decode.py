@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from course_lib import sparse
+from course_lib import backend, sparse
 from course_lib.attention import kv_head, two_pass
+from course_lib.decode_gate import automatic_blocks
 from course_lib.engine.checks import check_blocks
 from course_lib.kvcache import KVCache, LayerRows
+from course_lib.probe_keys import ProbeKeys
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class DecodeAttention:
         cache: KVCache,
         importance: np.ndarray | None,
         *,
-        decode_k: int | None,
+        decode_k: int | str | None,
         block_size: int,
         n_probe: int,
         force_blocks: Sequence[int],
@@ -41,8 +43,8 @@ class DecodeAttention:
         self.n_blocks = sparse.n_blocks(n, self.block_size)
         self.force_blocks = check_blocks(force_blocks, self.n_blocks)
         # None where the engine's gate finds nothing to prune: then every row is read.
-        self.k = decode_k
-        if decode_k is not None and not sparse.sparse_decode_gate(n, decode_k, self.block_size):
+        self.k = automatic_blocks(n, cache.dtype) if isinstance(decode_k, str) else decode_k
+        if self.k is not None and not sparse.sparse_decode_gate(n, self.k, self.block_size):
             self.k = None
         self.importance = _padded(importance, n)
         self.seconds = 0.0
@@ -65,15 +67,24 @@ class DecodeAttention:
                 block_size=self.block_size,
                 n_probe=self.n_probe,
                 importance=self.importance,
+                probe_keys=self._probe_keys(layer),
             )
             for head, selection in enumerate(chosen):
-                ids = np.union1d(selection.ids, self.force_blocks)
+                ids = selection.ids
+                if len(self.force_blocks):
+                    ids = np.union1d(ids, self.force_blocks)
                 if len(ids) > len(selection.ids):
                     context[head] = self._over_blocks(q[head], rows, ids, head, len(q))
                 self.blocks_read.append(len(ids))
         self.seconds += time.perf_counter() - begin
         self.selections.append(chosen)
         return context[:, None]
+
+    def _probe_keys(self, layer: int) -> ProbeKeys | None:
+        """Copies of the sampled K rows, which only the compiled kernel reads."""
+        if backend.kernel("sparse_attention") is None:
+            return None
+        return self.cache.probe_keys(layer, self.n_probe)
 
     def _over_blocks(
         self, q: np.ndarray, rows: LayerRows, ids: np.ndarray, head: int, num_heads: int

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from course_lib.engine.checks import check_choice, check_context, check_count, check_ids
+from course_lib.engine.checks import (
+    check_choice,
+    check_context,
+    check_count,
+    check_decode_k,
+    check_ids,
+)
 from course_lib.engine.config import ModelConfig
 from course_lib.engine.files import checkpoint_folder
 from course_lib.engine.generate import Generation, generate_from
@@ -111,24 +117,25 @@ class Engine:
         self,
         ids: Sequence[int],
         max_new_tokens: int,
-        decode_k: int | None = None,
+        decode_k: int | str | None = None,
         *,
         n_probe: int = 8,
         **prefill_options,
     ) -> list[int]:
         """Greedy continuation of `ids`: new token ids, without prompt and end token.
 
-        decode_k=None is exact; a number reads that many blocks. Other options as `prefill`.
+        decode_k=None is exact; a number reads that many blocks, "auto" decides by length. Other
+        options as `prefill`.
         """
         check_count("max_new_tokens", max_new_tokens)
-        check_count("decode_k", decode_k, optional=True)
+        check_decode_k(decode_k)
         ids = self._prompt(ids)
         check_context(len(ids) + max_new_tokens, self.config.max_position_embeddings)
         session = self.prefill(ids, **prefill_options)
         return generate_from(session, max_new_tokens, decode_k, n_probe=n_probe).ids
 
     def generate_from(
-        self, session: Session, max_new_tokens: int, decode_k: int | None = None, **options
+        self, session: Session, max_new_tokens: int, decode_k: int | str | None = None, **options
     ) -> Generation:
         """Greedy continuation of a prefilled session; see `course_lib.engine.generate_from`."""
         return generate_from(session, max_new_tokens, decode_k, **options)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from course_lib.engine.checks import check_context, check_count
+from course_lib.engine.checks import check_context, check_count, check_decode_k
 from course_lib.engine.layers import argmax
 from course_lib.engine.session import Session
 
@@ -43,7 +43,7 @@ def greedy(logits: np.ndarray) -> tuple[int, float]:
 def generate_from(
     session: Session,
     max_new_tokens: int,
-    decode_k: int | None = None,
+    decode_k: int | str | None = None,
     *,
     n_probe: int = 8,
     force_blocks: tuple[int, ...] = (),
@@ -56,7 +56,7 @@ def generate_from(
     prompt and new tokens do not fit the context; other options as `Session.step`.
     """
     check_count("max_new_tokens", max_new_tokens)
-    check_count("decode_k", decode_k, optional=True)
+    check_decode_k(decode_k)
     config = session.model.config
     check_context(len(session) + max_new_tokens, config.max_position_embeddings)
     session = session.fork()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from course_lib.engine.checks import check_context, check_count, check_ids
+from course_lib.engine.checks import check_context, check_count, check_decode_k, check_ids
 from course_lib.engine.decode import DecodeAttention, StepStats
 from course_lib.engine.model import Model
 from course_lib.kvcache import KVCache
@@ -52,7 +52,7 @@ class Session:
         self,
         token: int,
         *,
-        decode_k: int | None = None,
+        decode_k: int | str | None = None,
         n_probe: int = 8,
         force_blocks: Sequence[int] = (),
         trace: list | None = None,
@@ -60,15 +60,16 @@ class Session:
         """Feed `token`; the logits after it, float32 `[vocab]`, read-only.
 
         decode_k=None reads every row; a number reads that many blocks per layer and query head
-        (block-sparse decode, article 10-2), unless the context is two blocks or shorter. Both
-        ways run the same kernel, so decode_k >= number of blocks gives the same bits. Blocks in
+        (block-sparse decode, article 10-2), unless the context is two blocks or shorter; "auto"
+        reads 32 blocks from the length on at which that is faster on this machine. All use the
+        same kernel, so decode_k >= number of blocks gives the same bits as None. Blocks in
         `force_blocks` are read in addition to the selected ones. `trace`, a list, gets one entry:
         the Selections as [layer][head] (no heads where nothing was selected). Raises CourseError
         when the context is full or the model's numbers are not finite, ValueError for a bad token,
         decode_k, n_probe or force_blocks; the session is then as before, also after an interrupt.
         """
         (token,) = check_ids([token], self.model.config.vocab_size)
-        check_count("decode_k", decode_k, optional=True)
+        check_decode_k(decode_k)
         check_count("n_probe", n_probe)
         n = self.cache.length
         check_context(n + 1, self.model.config.max_position_embeddings)

@@ -272,7 +272,11 @@ def test_bytes_per_token_of_the_article():
 
 def test_the_ledger_tells_bandwidth_from_memory():
     lines = {line.name: line for line in kv_ledger(36, 8, 128, 1000)}
-    assert list(lines) == ["f32", "f16", "q8", "q4", "q8 + f32 mirror"]
+    assert list(lines) == ["f32", "f16", "q8", "q4", "q8 + probe keys", "q8 + f32 mirror"]
+    sampled = lines["q8 + probe keys"]
+    assert sampled.scan_bytes == lines["q8"].scan_bytes
+    # Every fourth of 992 rows (31 whole blocks), K alone, which is half of a row's 2112 bytes.
+    assert sampled.memory_bytes == 36 * (1000 * 2112 + 992 // 4 * 1056)
     assert lines["q8"].scan_bytes == lines["q8"].memory_bytes == 36 * 1000 * 2112
     mirror = lines["q8 + f32 mirror"]
     assert mirror.scan_bytes == 36 * 1000 * 2112
@@ -281,3 +285,36 @@ def test_the_ledger_tells_bandwidth_from_memory():
     assert "q4" not in {line.name for line in kv_ledger(1, 1, 32, 1)}
     with pytest.raises(ValueError, match="tokens"):
         kv_ledger(1, 1, 32, 0)
+
+
+def test_probe_keys_follow_the_cache_through_growth_truncation_and_other_probes():
+    rng = np.random.default_rng(4)
+    cache = KVCache(2, 2, 8, dtype="q8", block_size=4)
+    plain = cache.nbytes
+
+    def append(tokens):
+        for layer in range(2):
+            cache.append(layer, *rng.standard_normal((2, 2, tokens, 8), np.float32))
+
+    def require_current(n_probe):
+        for layer in range(2):
+            rows, keys = cache.rows(layer), cache.probe_keys(layer, n_probe)
+            full = rows.k.shape[1] // 4 * 4
+            step = max(1, 4 // n_probe)
+            sampled = [t for t in range(full) if t % 4 % step == 0]
+            np.testing.assert_array_equal(keys.arrays[0], rows.k[:, sampled])
+            np.testing.assert_array_equal(keys.arrays[1], rows.k_scale[:, sampled])
+
+    append(9)
+    require_current(4)
+    append(3)
+    require_current(4)
+    assert cache.nbytes > plain, "they are part of the cache's memory"
+    cache.truncate(6)
+    append(7)
+    require_current(4)
+    require_current(2)
+    held = cache.nbytes
+    require_current(2)
+    assert cache.nbytes == held
+    assert cache.copy().nbytes < held, "a copy makes its own when it needs them"
