@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || exec ./course test --only arm64
-./course doctor >/dev/null || true  # makes the course's environment if there is none
+./course test --help >/dev/null  # makes the course's environment if there is none
 folder=$PWD/.venv-arm64
 tools/arm64/prepare.sh "$folder" .venv/bin/python
 exec "$folder/python-${CPU:-cortex-a76}" -m pytest -q -p emulated -p no:cacheprovider "$@"

@@ -35,8 +35,9 @@ OTHER_TESTS = ("unit", "property", "oracle")
 NOT_EMULATED = (
     *UPPER_FLOOR,
     # About the machine outside: the launcher, its environments, its programs.
-    "test_cli.py", "test_launcher.py", "test_machine.py", "test_packaging.py",
-    "test_side_environment.py", "test_streams.py", "test_tools.py", "test_bench*.py",
+    "test_arm64_suite.py", "test_cli.py", "test_launcher.py", "test_machine.py",
+    "test_packaging.py", "test_side_environment.py", "test_streams.py", "test_tools.py",
+    "test_bench*.py",
     # They need torch.
     "test_engine_transformers.py", "test_training.py",
 )

@@ -1,13 +1,13 @@
 """Instructions and bytes per KV row of the attention kernels on arm64, counted under emulation.
 
-    python tools/arm64/counts.py [--csv FILE] [--show LOOP]
+    python tools/arm64/counts.py [--csv FILE] [--show LOOP] [--check]
 
 For each variant and loop, per row of 128 values: instructions, bytes loaded and stored, the bytes
 that the row itself has, and, where llvm-mca has its Neoverse N1 model (LLVM 16 or later), the
 cycles that this relative of the board's Cortex-A76 needs for the loop's hottest block. Counts are
 the difference between two runs of count_rows.c that differ only in the number of rows, so they
 are exact and the same on every machine. Needs aarch64-linux-gnu-gcc and qemu-aarch64; --show LOOP
-prints the hottest block's instructions.
+prints the hottest block's instructions; --check only compiles, without code.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ HEADER = ("variant", "loop", "instructions", "loaded", "stored", "data", "n1_cyc
 def run(*command: object, **options) -> str:
     """Run a program and return its output; SystemExit with its messages if it fails."""
     command = tuple(str(part) for part in command)
+    if shutil.which(command[0]) is None:
+        raise SystemExit(f"counts.py: there is no {command[0]}; sudo apt install gcc qemu-user "
+                         "gcc-aarch64-linux-gnu libc6-dev-arm64-cross")
     result = subprocess.run(command, capture_output=True, text=True, **options)
     if result.returncode:
         raise SystemExit(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
@@ -79,10 +82,23 @@ def build_plugin(folder: Path) -> Path:
 
 def build_program(folder: Path, variant: str) -> Path:
     program = folder / f"count_rows_{variant}"
-    run(f"{CROSS}gcc", *compile_flags(), "-static", f"-I{KERNELS}",
-        f'-DVARIANT="variants/{variant}.c"', TOOLS / "count_rows.c", KERNELS / "parallel.c", "-lm",
-        "-o", program)
+    compile_program(variant, KERNELS / "parallel.c", "-static", "-lm", "-o", program)
     return program
+
+
+def compile_program(variant: str, *more: object) -> None:
+    """Compile count_rows.c; SystemExit with one sentence if it and the kernels no longer fit."""
+    strict = ("implicit-function-declaration", "incompatible-pointer-types", "int-conversion")
+    try:
+        run(f"{CROSS}gcc", *compile_flags(), *(f"-Werror={name}" for name in strict),
+            f"-I{KERNELS}", f'-DVARIANT="variants/{variant}.c"', TOOLS / "count_rows.c", *more)
+    except SystemExit as error:
+        first = re.search(r"count_rows\.c:(\d+):.* error: (.*?)(;.*)?( \[-W.*)?$", str(error),
+                          re.MULTILINE)
+        if first is None:
+            raise
+        raise SystemExit(f"counts.py: the kernels have changed and tools/arm64/count_rows.c has "
+                         f"not: line {first[1]}, {first[2]}") from None
 
 
 def count(plugin: Path, program: Path, loop: str, rows: int):
@@ -137,7 +153,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table there")
     parser.add_argument("--show", choices=LOOPS, metavar="LOOP", help="print its hottest block")
+    parser.add_argument("--check", action="store_true",
+                        help="only check that the kernels have what is to be counted")
     arguments = parser.parse_args()
+    if arguments.check:
+        for variant in VARIANTS:
+            compile_program(variant, "-fsyntax-only")
+        return
     model = n1_model()
     print("N1 cycles by", model or "nothing: no llvm-mca with the Neoverse N1's model (LLVM 16)")
     rows = []

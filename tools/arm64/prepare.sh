@@ -19,16 +19,19 @@ CPUS="cortex-a76 cortex-a72"  # with and without the int8 dot product, SDOT
 cross=${CROSS_CC:-aarch64-linux-gnu-gcc}
 packages="numpy pytest hypothesis safetensors tokenizers jinja2 tqdm ipykernel ipywidgets matplotlib"
 
+impossible() { echo "$1" >&2; exit 77; }
+
 [ $# = 2 ] || { sed -n '2,4s/^# \?//p' "$0" >&2; exit 2; }
+[ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] ||
+    impossible "emulated arm64 needs Linux on x86-64, and this is $(uname -s) on $(uname -m)"
+python=$(command -v "$2") || { echo "$2 is no program" >&2; exit 2; }
 mkdir -p "$1"
-folder=$(realpath "$1") python=$(command -v "$2")
+folder=$(realpath "$1")
 checkout=$(realpath "$(dirname "$0")/../..")
 log=$folder/log
 exec 9>"$folder/lock"
 flock 9
 : >"$log"
-
-impossible() { echo "$1" >&2; exit 77; }
 
 failed() { tail -n 25 "$log" >&2; echo "$1 failed; log: $log" >&2; exit 1; }
 
@@ -45,8 +48,6 @@ stamped() { [ "$(cat "$folder/$1.stamp" 2>/dev/null)" = "$2" ]; }
 stamp() { printf '%s\n' "$2" >"$folder/$1.stamp"; }
 
 host_programs() {
-    [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] ||
-        impossible "emulated arm64 needs Linux on x86-64, and this is $(uname -s) on $(uname -m)"
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
         impossible "the arm64 Python comes from Debian's or Ubuntu's packages, and there is no apt"
     local missing=""
@@ -93,7 +94,8 @@ arm64_root() {
     private_apt
     step "apt-get update for arm64" arm64_apt get update
     local name
-    name=$(arm64_apt cache depends python3 2>>"$log" | sed -n 's/^ *Depends: \(python3\.[0-9]*\)$/\1/p')
+    name=$(arm64_apt cache depends python3 2>>"$log" | sed -n 's/^ *Depends: \(python3\.[0-9]*\)$/\1/p') ||
+        name=""
     [ -n "$name" ] || impossible "this machine's package sources have no arm64 python3"
     step "arm64 $name from the distribution's packages" \
         arm64_apt get install -y --download-only "$name" libgomp1 libstdc++6
