@@ -19,8 +19,13 @@
 enum { RUN_TOKENS = 64 };
 
 /* What is gone over more than once (by queries, by strips of columns) is this small: it stays in
- * the first cache, and memory is read in order but for so much. */
+ * the first cache, and memory is read in order but for so much. NEON loads the query once for each
+ * piece, so there a piece is a whole tile of single_pass. */
+#if defined(V16_NEON)
+enum { PIECE_BYTES = 4096 };
+#else
 enum { PIECE_BYTES = 2048 };
+#endif
 
 static ptrdiff_t rows_of_piece(ptrdiff_t row_bytes)
 {
