@@ -13,6 +13,7 @@ from pathlib import Path
 
 from course_lib import backend
 from course_lib.atomic import write_atomically
+
 AUTOMATIC_BLOCKS = 32
 ELSEWHERE: dict[str, int | None] = {"f32": 4541, "q8": 5330}
 """Tokens, by kv, on the two-core x86 server (AVX-512, one thread) that this course was made on:

@@ -18,7 +18,7 @@ from course_lib.show.controls import dropdown, number, replace_options, steps
 from course_lib.show.explorer import Explorer
 from course_lib.show.models import shipped_engine
 from course_lib.show.style import REASON
-from course_lib.show.text import fmt, percent
+from course_lib.show.text import percent
 from course_lib.show.why import why_block
 
 KS = (1, 2, 4, 8, 16, 32, 64, "all")
@@ -204,5 +204,5 @@ def _said(answer: Answer, engine: Engine) -> str:
     text = repr(answer.text)
     if close:
         safe = engine.decode(answer.ids[: close[0]])
-        text = f"{safe!r}… (then a near tie, margin {fmt(answer.margins[close[0]])})"
+        text = f"{safe!r}… (then a near tie: margin below {SAFE_MARGIN})"
     return f"{text}, {'recalled' if answer.recalled else 'not recalled'}"

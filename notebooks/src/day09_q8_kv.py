@@ -23,9 +23,11 @@ label is a toy, a count or a check from the cell above it. Words that you miss a
 # %% tags=["nbval-ignore-output"]
 import inspect
 import math
+import time
 
 import numpy as np
 
+import kernels_pyx
 from course_lib import attention, backend, kvcache, quant
 from course_lib.classroom import check, solved_or
 from course_lib.engine import Engine, Session, generate_from
@@ -34,6 +36,7 @@ from course_lib.lab.needle import NeedleOptions, prompt_of
 from course_lib.lab.published import quoted
 from course_lib.lab.runs import load_run
 from course_lib.paths import MODELS
+from course_lib.show.c_source import c_function
 from course_lib.show.quantization import QuantizationErrorExplorer, quantize_with_outlier
 from course_lib.show.rounding import RoundingBiasExplorer
 from course_lib.show.text import fmt, percent
@@ -84,6 +87,7 @@ for row in kvcache.kv_ledger(*shape, len(prompt.ids)):
 r"""
 Two surprises. On 64 values a head the four bytes of scale weigh more, so q8 is × 0.531 here, not
 × 0.516. And with the mirror **memory goes up**, to two and a half times f16, while the scan shrinks.
+(The line with probe keys belongs to day 10: a second copy of every fourth key, for choosing blocks.)
 
 Now the question that matters. We hide one sentence in 2,061 tokens of notes and ask for it.
 *Predict:* with every key and value squeezed into one byte, does the model still answer?
@@ -574,6 +578,62 @@ the single one.
 
 # %%
 print(inspect.getsource(attention._single_pass_head))
+
+# %% [markdown]
+r"""
+### The same in C, and what an instruction set is for
+
+That is the definition. What runs on your machine is usually C, compiled when the course was set up:
+[attention_q8.c](../kernels_pyx/c/attention_q8.c). Here is the dot in plain C, and what the board's
+chip does with a group of 32. `vdotq_s32` is **one instruction** for 16 products and 16 additions.
+"""
+
+# %%
+print(c_function("attention_q8.c", "q8_dot"))
+print()
+print(c_function("attention_q8_neon.h", "group_sums"))
+
+# %% [markdown]
+r"""
+The whole numbers of a group may be added in any order: the sum is exact. Floats may not, another
+order rounds differently. So the C code fixes the order once, 16 lanes and then halves, and every
+instruction set keeps it. *Predict*: the cell sends this layer's queries through every variant that this
+machine can run. Same bits, or only close? And NumPy, which adds in an order of its own?
+"""
+
+# %%
+q8_rows = (*quant.quantize_rows(k), *quant.quantize_rows(v))
+with backend.using("numpy"):
+    reference = attention.single_pass_q8(q, *q8_rows)
+compiled = []
+for name in kernels_pyx.VARIANTS:
+    with backend.using(name):
+        compiled.append(attention.single_pass_q8(q, *q8_rows))
+print("compiled variants that differ in a bit:", len({out.tobytes() for out in compiled} or {0}) - 1)
+print("all within 1e-5 of NumPy:", all(np.abs(out - reference).max() < 1e-5 for out in compiled))
+
+# %% tags=["nbval-ignore-output"]
+def median_ms(run, repeats=15):
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - start))
+    return sorted(times)[repeats // 2]
+
+
+print(f"this machine: {len(q)} query heads over {k.shape[1]} tokens, one layer, one token")
+for name in ("numpy", *kernels_pyx.VARIANTS):
+    with backend.using(name):
+        print(f"{name:>18} {median_ms(lambda: attention.single_pass_q8(q, *q8_rows)):8.3f} ms")
+
+# %% [markdown]
+r"""
+`portable` is the plain C above. `portable-baseline`, if your list has it, may not use a fused
+multiply-add ($a \cdot b + c$ with one rounding) and has to compute it step by step to get the same bits:
+slow, and right. **The bits are the promise; the speed is what the machine makes of it.**
+`./course bench` holds every kernel against the memory of your machine.
+"""
 
 # %% [markdown] course={"id": "d09.b2", "kind": "B", "role": "card"}
 r"""

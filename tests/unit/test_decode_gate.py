@@ -78,7 +78,8 @@ def test_the_bench_reads_the_crossover_off_its_own_rows():
 
 def test_a_session_asks_the_gate(monkeypatch, tmp_path):
     write_checkpoint(tmp_path / "tiny", eos_token_id=None)
-    session = Engine.load(tmp_path / "tiny").prefill(np.arange(100) % 50, block_size=2, importance="none")
+    engine = Engine.load(tmp_path / "tiny")
+    session = engine.prefill(np.arange(100) % 50, block_size=2, importance="none")
     monkeypatch.setattr("course_lib.engine.decode.automatic_blocks",
                         lambda n, kv: 32 if (n, kv) == (101, "f32") else None)
     exact, chosen = session.fork(), session.fork()
