@@ -167,9 +167,10 @@ def test_importing_the_subject_never_fails_because_of_the_environment():
 
 def test_the_subject_imports_the_subject_only():
     said = run_python(
-        "import sys, course_lib.sparse_prefill, course_lib.kvcache, course_lib.backend\n"
+        "import sys, course_lib.sparse_prefill, course_lib.kvcache, course_lib.linear\n"
         "print(*sorted(m for m in sys.modules if m.startswith(('course_lib.', 'matplotlib',"
         " 'ipywidgets', 'IPython', 'tqdm'))))")
     assert said.split() == [f"course_lib.{m}" for m in (
-        "arrays", "attention", "backend", "errors", "kvcache", "quant", "sparse",
-        "sparse_prefill")]
+        "arrays", "attention", "attention_common", "backend", "errors", "gather", "kvcache",
+        "linear", "prefill_attention", "probe_keys", "quant", "selection", "sparse",
+        "sparse_kernels", "sparse_prefill", "weight_blocks")]

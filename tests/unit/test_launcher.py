@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from course_lib import cli
 from course_lib.errors import CourseError
 from course_lib.launcher import environment, setup_log, state
 from course_lib.paths import ROOT
@@ -52,7 +53,7 @@ def make_checkout(root: Path) -> Path:
     for name in FILES:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, root / name)
-    for verb in ("lab", "start", "day", "needle", "test", "build", "doctor"):
+    for verb in cli.VERBS:
         (root / "course_lib" / "commands" / f"{verb}.py").write_text(COMMAND)
     (root / "pyproject.toml").write_text(PYPROJECT)
     (root / "constraints.txt").write_text("# Python 3.0 only\n")
