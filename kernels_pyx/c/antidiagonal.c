@@ -65,6 +65,8 @@ static ptrdiff_t antidiagonal_scores(const float *q, ptrdiff_t num_heads, ptrdif
         .d = d, .stride = stride,
         .scratch_size = padded * (TILE_KEYS + TILE_ROWS) + TILE_ROWS * TILE_KEYS + TILE_SCRATCH,
     };
+    threads = useful_threads(
+        (double)num_heads * (double)q_rows * (double)(k_rows / stride) * (double)d, threads);
     int used = (int)(num_kv_heads < threads ? num_kv_heads : threads);
     size_t size = (size_t)(num_heads * work.q_blocks * work.k_blocks) * sizeof *out;
     ptrdiff_t result = PREFILL_DONE;

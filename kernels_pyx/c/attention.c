@@ -69,6 +69,8 @@ static ptrdiff_t attend_heads(enum attention_kind kind, const float *q, ptrdiff_
     const ptrdiff_t group = num_heads / rows->num_kv_heads;
     const ptrdiff_t lists = blocks->ids ? blocks->lists : rows->num_kv_heads;
     const ptrdiff_t queries = num_heads / lists;
+    const double values = (double)tokens_read(rows, blocks) * (double)rows->d;
+    threads = useful_threads(2 * (double)num_heads * values, threads);
     if (threads > rows->num_kv_heads)
         threads = (int)rows->num_kv_heads;
     size_t each = kind == TWO_PASS

@@ -95,12 +95,12 @@ ALWAYS_INLINE v16 load_last_values(const char *row, ptrdiff_t index, ptrdiff_t c
               : v16_load_part((const float *)row + index, count);
 }
 
-/* Ask for memory that is needed soon: the next block of a list. In a dense cache the CPU sees by
- * itself that memory is read in order, and asking made that slower. */
+/* Ask for memory that is needed soon, into the second cache: another block of a list. In a dense
+ * cache the CPU sees by itself that memory is read in order, and asking made that slower. */
 ALWAYS_INLINE void prefetch(const char *start, ptrdiff_t bytes)
 {
     for (ptrdiff_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(start + i);
+        __builtin_prefetch(start + i, 0, 2);
 }
 
 /* dots[j * stride + r] = query j . row r, for 1 or 2 queries [padded], their last values 0. */

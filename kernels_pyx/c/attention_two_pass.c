@@ -43,7 +43,8 @@ static ptrdiff_t first_bad_value(const float *x, ptrdiff_t count)
     return -1;
 }
 
-/* Scores, all finite, become exp(score - max); returns their sum. `scores` has room for whole v16. */
+/* Scores, all finite, become exp(score - max); returns their sum. `scores` has room for whole
+ * v16. */
 static float exp_scores(float *scores, ptrdiff_t count)
 {
     for (ptrdiff_t t = count; t % 16; t++)
@@ -95,17 +96,68 @@ static const char *rows_ahead(const struct reader *r, const char *rows, ptrdiff_
     return token < 0 ? NULL : rows + token * row_bytes;
 }
 
+/* Blocks of a list are asked for this many runs before they are used: as long as memory takes. */
+enum { RUNS_AHEAD = 2 };
+
+/* What of K or of V a list of blocks reads: rows, and for int8 the scale of each. */
+struct side {
+    const char *rows;
+    const float *scale;
+    ptrdiff_t row_bytes;
+};
+
+static struct side k_side(const struct kv_rows *rows, ptrdiff_t kv_head)
+{
+    const int q8 = rows->k_scale != NULL;
+    return (struct side){
+        (const char *)rows->k + row_size(kv_head * rows->k_head_stride, q8),
+        q8 ? rows->k_scale + kv_head * rows->k_scale_stride : NULL, row_size(rows->d, q8),
+    };
+}
+
+static struct side v_side(const struct kv_rows *rows, ptrdiff_t kv_head)
+{
+    const int q8 = rows->v_scale != NULL;
+    return (struct side){
+        (const char *)rows->v + row_size(kv_head * rows->v_head_stride, q8),
+        q8 ? rows->v_scale + kv_head * rows->v_scale_stride : NULL, row_size(rows->d, q8),
+    };
+}
+
+/* Ask for the scales of the next run of `r`, and return where its rows begin, which are asked for
+ * while others are computed with; NULL if there is none. */
+static const char *next_ahead(struct reader *r, const struct side *side)
+{
+    ptrdiff_t first, run = next_run(r, RUN_TOKENS, &first);
+    if (run == 0)
+        return NULL;
+    if (side->scale)
+        prefetch((const char *)(side->scale + first), run * (ptrdiff_t)sizeof(float));
+    return side->rows + first * side->row_bytes;
+}
+
+/* Ask for the first blocks of K that attend_rows will read. */
+static void fetch_first_blocks(const struct kv_rows *rows, ptrdiff_t kv_head,
+                               const int32_t *blocks, ptrdiff_t count, ptrdiff_t block_size)
+{
+    struct reader r = start_reading(rows, blocks, count, block_size);
+    const struct side side = k_side(rows, kv_head);
+    for (int i = 0; i < RUNS_AHEAD; i++) {
+        struct reader same = r;
+        ptrdiff_t first, run = next_run(&same, RUN_TOKENS, &first);
+        const char *start = next_ahead(&r, &side);
+        if (start)
+            prefetch(start, run * side.row_bytes);
+    }
+}
+
 static ptrdiff_t attend_rows(const float *q, ptrdiff_t queries, const struct kv_rows *rows,
                              ptrdiff_t kv_head, const int32_t *blocks, ptrdiff_t count,
                              ptrdiff_t block_size, float *scratch, float *out)
 {
     const ptrdiff_t d = rows->d, padded = padded_to(d, 16);
     const int q8 = rows->k_scale != NULL;
-    const ptrdiff_t row_bytes = row_size(d, q8);
-    const char *k = (const char *)rows->k + row_size(kv_head * rows->k_head_stride, q8);
-    const char *v = (const char *)rows->v + row_size(kv_head * rows->v_head_stride, q8);
-    const float *k_scale = q8 ? rows->k_scale + kv_head * rows->k_scale_stride : NULL;
-    const float *v_scale = q8 ? rows->v_scale + kv_head * rows->v_scale_stride : NULL;
+    const struct side k = k_side(rows, kv_head), v = v_side(rows, kv_head);
     const float inv_sqrt_d = 1.0f / sqrtf((float)d);
     const struct reader start = start_reading(rows, blocks, count, block_size);
 
@@ -117,15 +169,22 @@ static ptrdiff_t attend_rows(const float *q, ptrdiff_t queries, const struct kv_
     float *scores = acc + queries * padded;
     pad_queries(q, queries, d, padded_q);
 
+    /* `later` runs ahead of the reading: to the end of K, and then over the first of V. */
+    struct reader later = start, later_v = start;
+    for (int i = 0; i < RUNS_AHEAD; i++)
+        next_run(&later, RUN_TOKENS, &first);
     ptrdiff_t position = 0;
     for (struct reader r = start; (run = next_run(&r, RUN_TOKENS, &first)) > 0; position += run) {
-        const char *ahead = rows_ahead(&r, k, row_bytes);
-        if (!ahead)
-            ahead = rows_ahead(&start, v, row_bytes);
-        dots_of_run(padded_q, queries, k + first * row_bytes, run, d, q8, ahead,
+        const char *ahead = NULL;
+        if (blocks) {
+            ahead = next_ahead(&later, &k);
+            if (!ahead)
+                ahead = next_ahead(&later_v, &v);
+        }
+        dots_of_run(padded_q, queries, k.rows + first * k.row_bytes, run, d, q8, ahead,
                     scores + position, stride);
         for (ptrdiff_t j = 0; j < queries; j++)
-            scale_scores(scores + j * stride + position, q8 ? k_scale + first : NULL, run,
+            scale_scores(scores + j * stride + position, q8 ? k.scale + first : NULL, run,
                          inv_sqrt_d);
     }
 
@@ -145,10 +204,10 @@ static ptrdiff_t attend_rows(const float *q, ptrdiff_t queries, const struct kv_
     position = 0;
     for (struct reader r = start; (run = next_run(&r, RUN_TOKENS, &first)) > 0; position += run) {
         for (ptrdiff_t j = 0; j < queries; j++)
-            divide_weights(scores + j * stride + position, sums[j], q8 ? v_scale + first : NULL,
+            divide_weights(scores + j * stride + position, sums[j], q8 ? v.scale + first : NULL,
                            run);
-        sums_of_run(acc, queries, scores + position, stride, v + first * row_bytes, run, d, q8,
-                    rows_ahead(&r, v, row_bytes));
+        sums_of_run(acc, queries, scores + position, stride, v.rows + first * v.row_bytes, run, d,
+                    q8, blocks ? next_ahead(&later_v, &v) : NULL);
     }
     return write_outputs(acc, queries, d, out) ? ATTEND_BAD_OUTPUT : status;
 }

@@ -6,14 +6,6 @@
  * the compiler inlines and unrolls them. */
 #define TILE_FUNCTION static inline __attribute__((always_inline))
 
-/* Below so many multiply-adds a product is done before a second thread is awake. */
-enum { WORTH_A_THREAD = 1 << 18 };
-
-static int useful_threads(ptrdiff_t n, ptrdiff_t rows, ptrdiff_t cols, int threads)
-{
-    return (double)n * (double)rows * (double)cols < WORTH_A_THREAD ? 1 : threads;
-}
-
 /* Split `count` into equal bands, a few for each thread: the last band to end is a short wait. */
 static ptrdiff_t band_length(ptrdiff_t count, int threads)
 {

@@ -166,7 +166,7 @@ static int linear_blocks(struct block_product p, int threads)
     p.activations.q = memory;
     p.activations.scale = (float *)(memory + batch * p.cols);
     p.activations.start = (int32_t *)(memory + batch * p.cols + batch * p.blocks * 4);
-    threads = useful_threads(n, p.rows, p.cols, threads);
+    threads = useful_threads((double)n * (double)p.rows * (double)p.cols, threads);
     ptrdiff_t panels = (p.rows + 15) / 16;
     p.band = band_length(panels, threads);
     for (ptrdiff_t left = n; left > 0; left -= p.n) {

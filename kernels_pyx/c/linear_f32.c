@@ -154,7 +154,7 @@ static int linear_f32(const float *x, ptrdiff_t n, ptrdiff_t cols, const float *
     float *packed = aligned_alloc(64, (size_t)batch * (size_t)row_bytes);
     if (!packed)
         return 0;
-    threads = useful_threads(n, rows, cols, threads);
+    threads = useful_threads((double)n * (double)rows * (double)cols, threads);
     ptrdiff_t band = (band_length(rows, threads) + 11) / 12 * 12; /* whole tiles of 2, 3 or 6 */
     for (ptrdiff_t start = 0; start < n; start += batch) {
         ptrdiff_t count = n - start < batch ? n - start : batch;

@@ -21,6 +21,14 @@ void parallel_for(ptrdiff_t count, int threads, piece_of_work run, void *context
         run(context, i, 0);
 }
 
+int useful_threads(double multiply_adds, int threads)
+{
+    const double each = 1 << 20;  /* some 30 to 100 microseconds */
+    if (multiply_adds >= each * threads)
+        return threads;
+    return multiply_adds >= 2 * each ? (int)(multiply_adds / each) : 1;
+}
+
 int parallel_available(void)
 {
 #ifdef _OPENMP

@@ -13,6 +13,10 @@ typedef void (*piece_of_work)(void *context, ptrdiff_t index, int thread);
 /* Run pieces 0 to count - 1, on at most `threads` threads; on one where OpenMP is missing. */
 void parallel_for(ptrdiff_t count, int threads, piece_of_work run, void *context);
 
+/* How many of `threads` a call of so many multiply-adds is worth: 1 where it would be done before
+ * a second thread is awake. On a busy machine waiting for that one costs milliseconds. */
+int useful_threads(double multiply_adds, int threads);
+
 /* 1 if the build can use more than one thread. */
 int parallel_available(void);
 

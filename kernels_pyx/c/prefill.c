@@ -259,6 +259,8 @@ static ptrdiff_t prefill_run(struct prefill_work *work, ptrdiff_t pieces, int th
 static ptrdiff_t prefill_attention(const struct prefill_input *in, ptrdiff_t importance_from,
                                    int threads, float *out, float *importance)
 {
+    threads = useful_threads(
+        2 * (double)in->num_heads * (double)in->rows * (double)in->n * (double)in->d, threads);
     struct prefill_work work = {
         .in = in, .importance_from = importance_from, .padded = tile_round_up(in->d, 16),
         .tokens = tile_round_up(in->n, TILE_KEYS), .out = out, .importance = importance,

@@ -59,6 +59,8 @@ static void sparse_kv_head(void *context, ptrdiff_t kh, int thread)
             choose_blocks(scores + h * choice->n_blocks, choice, task->first, head + h, scratch);
         else
             copy_choice(choice, head, head + h);
+        if (h == 0 && k < choice->n_blocks)  /* they come while the next head chooses */
+            fetch_first_blocks(probe->rows, kh, choice->ids + head * k, k, probe->block_size);
     }
     ptrdiff_t status = ATTEND_DONE, together = task->shared ? group : 1;
     for (ptrdiff_t h = head; h < head + group && status == ATTEND_DONE; h += together)
@@ -77,10 +79,12 @@ static enum sparse_status sparse_attention(const float *q, ptrdiff_t heads,
 {
     ptrdiff_t kv_heads = rows->num_kv_heads;
     ptrdiff_t tokens = choice->k < choice->n_blocks ? choice->k * block_size : rows->n;
+    const struct probe_task probe = {q, heads, rows, samples, block_size, n_probe, scores};
+    threads = useful_threads(
+        probe_work(&probe) + 2 * (double)heads * (double)tokens * (double)rows->d, threads);
     threads = threads < kv_heads ? threads : (int)kv_heads;
     struct sparse_task task = {
-        {q, heads, rows, samples, block_size, n_probe, scores}, choice, shared, out,
-        start_choices(choice, threads), NULL,
+        probe, choice, shared, out, start_choices(choice, threads), NULL,
         attend_rows_scratch(shared ? heads / kv_heads : 1, tokens, rows->d), NULL,
     };
     task.attend_scratch = malloc((size_t)threads * task.attend_floats * sizeof(float));

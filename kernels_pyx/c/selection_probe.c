@@ -211,10 +211,18 @@ static void probe_piece(void *context, ptrdiff_t kh, int thread)
     probe_kv_head(context, kh);
 }
 
+/* Multiply-adds of a probe. */
+static double probe_work(const struct probe_task *task)
+{
+    const ptrdiff_t step = probe_step(task->block_size, task->n_probe);
+    return (double)task->heads * (double)(task->rows->n / step) * (double)task->rows->d;
+}
+
 static void probe_scores(const float *q, ptrdiff_t heads, const struct kv_rows *rows,
                          const struct kv_rows *samples, ptrdiff_t block_size, ptrdiff_t n_probe,
                          float *scores, int threads)
 {
     struct probe_task task = {q, heads, rows, samples, block_size, n_probe, scores};
+    threads = useful_threads(probe_work(&task), threads);
     parallel_for(rows->num_kv_heads, threads, probe_piece, &task);
 }

@@ -21,8 +21,8 @@ cdef extern from "selection.h":
                              float *sums) nogil
         int select_blocks(const float *scores, ptrdiff_t heads, const choice *choice) nogil
         sparse_status sparse_attention(const float *q, ptrdiff_t heads, const kv_rows *rows,
-                                       const kv_rows *samples, ptrdiff_t block_size, ptrdiff_t n_probe, int shared,
-                                       const choice *choice, float *scores, float *out,
+                                       const kv_rows *samples, ptrdiff_t block_size,
+                                       ptrdiff_t n_probe, int shared, const choice *choice, float *scores, float *out,
                                        int threads, ptrdiff_t *bad_token) nogil
 
 cdef class ProbedRows:
@@ -263,8 +263,8 @@ def sparse_attention(Variant variant, q, k, v, k_scale, v_scale, importance_sums
     are written to probe, order, ids, recency, evicted; with `shared` true, the query heads of a
     KV head share one choice, by the largest of their probe scores. samples: None, or the rows that
     the probe reads of the first full blocks, copied together, [kv_heads, rows, d] of k's type, with
-    sample_scale [kv_heads, rows] for int8: they are read instead of k's. out float32 [heads, d] receives
-    two_pass attention over the chosen blocks. ValueError for what is not finite in q or in a row
+    sample_scale [kv_heads, rows] for int8: they are read instead of k's. out float32 [heads, d]
+    receives two_pass attention over the chosen blocks. ValueError for what is not finite in q or in a row
     that is read, an empty context, shapes that disagree.
     """
     cdef ProbedRows given = ProbedRows(variant, q, k, v, k_scale, v_scale, block_size, n_probe)
@@ -285,8 +285,8 @@ def sparse_attention(Variant variant, q, k, v, k_scale, v_scale, importance_sums
     with nogil:
         status = variant.c.selection.sparse_attention(
             <const float *>given.q.view.buf, given.heads, &given.rows, given.packed_rows,
-            given.block_size, given.n_probe, share, &chosen.c, <float *>scores.view.buf, <float *>output.view.buf,
-            threads, &bad_token)
+            given.block_size, given.n_probe, share, &chosen.c,
+            <float *>scores.view.buf, <float *>output.view.buf, threads, &bad_token)
     if status == SPARSE_BAD_PROBE:
         require_finite_scores(variant, scores)
     elif status == SPARSE_BAD_SCORE:
