@@ -3,6 +3,7 @@ a machine cannot."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -71,7 +72,7 @@ def test_every_job_runs_and_is_counted(runs, monkeypatch, tmp_path, capsys):
     for arguments, python, env in runs:
         if python == sys.executable:  # Jupyter's own side runs here
             assert "--nbval" in arguments and env["JUPYTER_PATH"] == f"{folder}/jupyter"
-            assert "COURSE_KERNEL" not in env and Path(arguments[-1]).exists()
+            assert "COURSE_KERNEL" not in env and Path(arguments[-1]).name in arm64.DAYS
 
 
 def test_each_test_file_belongs_to_one_job_or_is_named_as_left_out():
@@ -83,7 +84,20 @@ def test_each_test_file_belongs_to_one_job_or_is_named_as_left_out():
         assert list(TESTS.glob(f"*/{name}")), name
     for pattern in arm64.KERNEL_TESTS:
         assert list(TESTS.glob(pattern)), pattern
-    assert all((NOTEBOOKS / day).exists() for day in arm64.DAYS)
+    for test in arm64.TOO_LONG:
+        path, name = test.split("::")
+        assert f"\ndef {name}(" in (TESTS / path).read_text(encoding="utf-8"), test
+
+
+@pytest.mark.parametrize("day", arm64.DAYS)
+def test_a_notebook_loses_the_cells_that_are_named_and_no_more(day):
+    before = json.loads((NOTEBOOKS / day).read_text(encoding="utf-8"))["cells"]
+    after = json.loads(arm64.without_long_cells(day))["cells"]
+    gone = ["".join(cell["source"]) for cell in before if cell not in after]
+    assert len(gone) <= 8 and len(after) == len(before) - len(gone)
+    for mark in arm64.DAYS[day]:
+        assert any(mark in source for source in gone), mark
+    assert all(cell["cell_type"] == "code" for cell in before if cell not in after)
 
 
 @pytest.mark.parametrize("ci, expected", [(None, "skipped"), ("true", "failed")])
