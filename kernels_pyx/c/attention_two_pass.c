@@ -35,7 +35,7 @@ static ptrdiff_t first_bad_value(const float *x, ptrdiff_t count)
 {
     for (ptrdiff_t t = 0; t < count; t += 16) {
         const ptrdiff_t part = count - t < 16 ? count - t : 16;
-        if (v16_not_finite(v16_load_part(x + t, part)))
+        if (v16_not_finite(part == 16 ? v16_load(x + t) : v16_load_part(x + t, part)))
             for (ptrdiff_t i = 0; i < part; i++)
                 if (v16_not_finite(v16_set(x[t + i])))
                     return t + i;

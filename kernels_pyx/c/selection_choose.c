@@ -40,20 +40,23 @@ static void best_blocks(const float *scores, ptrdiff_t n_blocks, const char *tak
                         ptrdiff_t count, uint64_t *heap, int32_t *order)
 {
     ptrdiff_t held = 0;
+    float worst = -INFINITY;  /* of the best so far, when there are enough of them */
     if (count == 0)
         return;
     for (ptrdiff_t b = 0; b < n_blocks; b++) {
-        if (taken && taken[b])
+        if (scores[b] <= worst || (taken && taken[b]))
             continue;
         uint64_t key = block_key(scores[b], b);
         if (held < count) {
             heap[held++] = key;
-            if (held == count)
-                for (ptrdiff_t i = count / 2; i-- > 0;)
-                    sift_down(heap, count, i, heap[i]);
-        } else if (key > heap[0]) {
-            sift_down(heap, count, 0, key);
+            if (held < count)
+                continue;
+            for (ptrdiff_t i = count / 2; i-- > 0;)
+                sift_down(heap, count, i, heap[i]);
+        } else {
+            sift_down(heap, count, 0, key);  /* of equals, the one that is there stays */
         }
+        worst = scores[block_of_key(heap[0])];
     }
     for (ptrdiff_t place = count; place-- > 0;) {
         order[place] = block_of_key(heap[0]);

@@ -22,8 +22,8 @@ cdef extern from "selection.h":
         int select_blocks(const float *scores, ptrdiff_t heads, const choice *choice) nogil
         sparse_status sparse_attention(const float *q, ptrdiff_t heads, const kv_rows *rows,
                                        const kv_rows *samples, ptrdiff_t block_size,
-                                       ptrdiff_t n_probe, int shared, const choice *choice, float *scores, float *out,
-                                       int threads, ptrdiff_t *bad_token) nogil
+                                       ptrdiff_t n_probe, int shared, const choice *choice,
+                                       float *scores, float *out, int threads, ptrdiff_t *bad_token) nogil
 
 cdef class ProbedRows:
     """Queries, the cache rows that they read, and how these are cut into blocks; checked."""
