@@ -92,6 +92,12 @@ def performance_cores() -> list[int]:
 
 
 @functools.cache
+def _set_threads_once() -> None:
+    """Not again for another variant: whoever has set another number since keeps it."""
+    importlib.import_module("kernels_pyx").set_num_threads(threads())
+
+
+@functools.cache
 def _resolve(requested: str) -> tuple[BackendInfo, Mapping[str, Callable[..., Any]]]:
     if requested and requested not in VARIANTS:
         raise CourseError(
@@ -115,7 +121,7 @@ def _resolve(requested: str) -> tuple[BackendInfo, Mapping[str, Callable[..., An
         )
     if not runnable:
         return BackendInfo("numpy", "numpy", "kernels_pyx has no variant for this CPU"), {}
-    module.set_num_threads(threads())
+    _set_threads_once()
     variant = requested or runnable[0]
     reason = f"COURSE_KERNEL={requested}" if requested else "the best variant this CPU runs"
     return BackendInfo("kernels_pyx", variant, reason), module.kernels(variant)

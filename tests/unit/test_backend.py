@@ -20,8 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def fresh(monkeypatch):
     monkeypatch.delenv("COURSE_KERNEL", raising=False)
     backend._resolve.cache_clear()
+    backend._set_threads_once.cache_clear()
     yield
     backend._resolve.cache_clear()
+    backend._set_threads_once.cache_clear()
 
 
 def provide(monkeypatch, variants):
@@ -83,6 +85,17 @@ def test_a_wrong_number_of_threads_is_refused(monkeypatch, text):
     monkeypatch.setenv("COURSE_THREADS", text)
     with pytest.raises(CourseError, match="COURSE_THREADS=.* from 1 to 1024"):
         backend.threads()
+
+
+def test_another_variant_does_not_reset_the_threads(monkeypatch):
+    provide(monkeypatch, ("avx2", "portable"))
+    asked = []
+    monkeypatch.setattr(sys.modules["kernels_pyx"], "set_num_threads", asked.append)
+    monkeypatch.setenv("COURSE_THREADS", "3")
+    assert backend.info().variant == "avx2"
+    with backend.using("portable"), backend.using("numpy"):
+        backend.info()
+    assert asked == [3]
 
 
 def test_only_the_fast_cores_count(monkeypatch):
