@@ -118,9 +118,9 @@ static void q8_dots_of_piece(const struct q8_queries *q, ptrdiff_t queries, cons
         const int8_t *values = q->values + j * d;
         const float *scales = q->scales + j * (d / GROUP);
         const int32_t *offsets = q->offsets + j * (d / GROUP);
-        if (d == 128)
+        if (V16_IN_REGISTERS && d == 128)
             q8_dot_run(values, scales, offsets, k, num_rows, 128, ahead, dots + j * stride);
-        else if (d == 64)
+        else if (V16_IN_REGISTERS && d == 64)
             q8_dot_run(values, scales, offsets, k, num_rows, 64, ahead, dots + j * stride);
         else
             q8_dot_run(values, scales, offsets, k, num_rows, d, ahead, dots + j * stride);

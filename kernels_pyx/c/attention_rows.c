@@ -103,21 +103,32 @@ ALWAYS_INLINE void prefetch(const char *start, ptrdiff_t bytes)
         __builtin_prefetch(start + i, 0, 2);
 }
 
-/* dots[j * stride + r] = query j . row r, for 1 or 2 queries [padded], their last values 0. */
+/* query . row, for a row of any length: the definition. */
+static float dot(const float *q, const char *row, ptrdiff_t d, int q8)
+{
+    v16 sum = v16_set(0.0f);
+    ptrdiff_t c = 0;
+    for (; c + 16 <= d; c += 16)
+        sum = v16_fma(v16_load(q + c), load_values(row, c, q8), sum);
+    if (c < d)
+        sum = v16_fma(v16_load_part(q + c, d - c), load_last_values(row, c, d - c, q8), sum);
+    return v16_sum(sum);
+}
+
+/* dots[j * stride + r] = query j . row r, for 1 or 2 queries [padded] of whole vectors. */
 ALWAYS_INLINE void dot_tile(const float *q, int queries, const char *k, int num_rows, ptrdiff_t d,
                             int q8, float *dots, ptrdiff_t stride)
 {
-    const ptrdiff_t padded = (d + 15) / 16 * 16, row_bytes = row_size(d, q8);
+    const ptrdiff_t row_bytes = row_size(d, q8);
     v16 acc[V16_ACCUMULATORS];
     UNROLL_ON_NEON for (int i = 0; i < queries * num_rows; i++)
         acc[i] = v16_set(0.0f);
-    for (ptrdiff_t c = 0; c < padded; c += 16) {
+    for (ptrdiff_t c = 0; c < d; c += 16) {
         v16 first = v16_load(q + c), second = first;
         if (queries == 2)
-            second = v16_load(q + padded + c);
+            second = v16_load(q + d + c);
         UNROLL_ON_NEON for (int r = 0; r < num_rows; r++) {
-            const char *row = k + r * row_bytes;
-            v16 key = c + 16 <= d ? load_values(row, c, q8) : load_last_values(row, c, d - c, q8);
+            v16 key = load_values(k + r * row_bytes, c, q8);
             acc[r] = v16_fma(first, key, acc[r]);
             if (queries == 2)
                 acc[num_rows + r] = v16_fma(second, key, acc[num_rows + r]);
@@ -148,7 +159,7 @@ ALWAYS_INLINE void dot_run(const float *q, int queries, const char *k, ptrdiff_t
             prefetch(ahead + r * row_bytes, tile * row_bytes);
         dot_tile(q, queries, k + r * row_bytes, tile, d, q8, dots + r, stride);
     }
-    for (; r < num_rows; r++)
+    for (; tile > 1 && r < num_rows; r++)
         dot_tile(q, queries, k + r * row_bytes, 1, d, q8, dots + r, stride);
 }
 
@@ -157,9 +168,9 @@ ALWAYS_INLINE void dot_run_of(const float *q, int queries, const char *k, ptrdif
                               ptrdiff_t d, int q8, const char *ahead, float *dots,
                               ptrdiff_t stride)
 {
-    if (d == 128)
+    if (V16_IN_REGISTERS && d == 128)
         dot_run(q, queries, k, num_rows, 128, q8, ahead, dots, stride);
-    else if (d == 64)
+    else if (V16_IN_REGISTERS && d == 64)
         dot_run(q, queries, k, num_rows, 64, q8, ahead, dots, stride);
     else
         dot_run(q, queries, k, num_rows, d, q8, ahead, dots, stride);
@@ -170,6 +181,12 @@ static void dots_of_run(const float *q, ptrdiff_t queries, const char *k, ptrdif
                         ptrdiff_t d, int q8, const char *ahead, float *dots, ptrdiff_t stride)
 {
     const ptrdiff_t padded = (d + 15) / 16 * 16;
+    if (d % 16) {
+        for (ptrdiff_t j = 0; j < queries; j++)
+            for (ptrdiff_t r = 0; r < num_rows; r++)
+                dots[j * stride + r] = dot(q + j * padded, k + r * row_size(d, q8), d, q8);
+        return;
+    }
     for (ptrdiff_t j = 0; j < queries; j += 2, ahead = NULL) {
         const float *part = q + j * padded;
         float *to = dots + j * stride;
@@ -229,9 +246,9 @@ ALWAYS_INLINE void sum_strip(float *acc, ptrdiff_t padded, int queries, const fl
 }
 
 /* The last values of a row whose length is no multiple of 16. */
-ALWAYS_INLINE void sum_last_columns(float *acc, ptrdiff_t padded, int queries, const float *w,
-                                    ptrdiff_t stride, const char *v, ptrdiff_t num_rows,
-                                    ptrdiff_t row_bytes, ptrdiff_t first, ptrdiff_t count, int q8)
+static void sum_last_columns(float *acc, ptrdiff_t padded, int queries, const float *w,
+                             ptrdiff_t stride, const char *v, ptrdiff_t num_rows,
+                             ptrdiff_t row_bytes, ptrdiff_t first, ptrdiff_t count, int q8)
 {
     for (int j = 0; j < queries; j++) {
         v16 sum = v16_load(acc + j * padded + first);
@@ -252,7 +269,7 @@ ALWAYS_INLINE void sum_run(float *acc, int queries, const float *w, ptrdiff_t st
     for (; c + 16 * width <= d; c += 16 * width, ahead = NULL)
         sum_strip(acc + c, padded, queries, w, stride, v + c * value, num_rows, d * value, width,
                   q8, ahead);
-    for (; c + 8 * width <= d; c += 8 * width, ahead = NULL)
+    for (; width > 2 && c + 8 * width <= d; c += 8 * width, ahead = NULL)
         sum_strip(acc + c, padded, queries, w, stride, v + c * value, num_rows, d * value,
                   width / 2, q8, ahead);
     for (; c + 16 <= d; c += 16, ahead = NULL)
@@ -260,18 +277,6 @@ ALWAYS_INLINE void sum_run(float *acc, int queries, const float *w, ptrdiff_t st
                   ahead);
     if (c < d)
         sum_last_columns(acc, padded, queries, w, stride, v, num_rows, d * value, c, d - c, q8);
-}
-
-ALWAYS_INLINE void sum_run_of(float *acc, int queries, const float *w, ptrdiff_t stride,
-                              const char *v, ptrdiff_t num_rows, ptrdiff_t d, int q8,
-                              const char *ahead)
-{
-    if (d == 128)
-        sum_run(acc, queries, w, stride, v, num_rows, 128, q8, ahead);
-    else if (d == 64)
-        sum_run(acc, queries, w, stride, v, num_rows, 64, q8, ahead);
-    else
-        sum_run(acc, queries, w, stride, v, num_rows, d, q8, ahead);
 }
 
 /* acc[queries][padded] += weights * rows, with the weights of query j at w + j * stride. */
@@ -284,13 +289,13 @@ static void sums_of_piece(float *acc, ptrdiff_t queries, const float *w, ptrdiff
         const float *weights = w + j * stride;
         float *to = acc + j * padded;
         if (j + 1 < queries && q8)
-            sum_run_of(to, 2, weights, stride, v, num_rows, d, 1, ahead);
+            sum_run(to, 2, weights, stride, v, num_rows, d, 1, ahead);
         else if (j + 1 < queries)
-            sum_run_of(to, 2, weights, stride, v, num_rows, d, 0, ahead);
+            sum_run(to, 2, weights, stride, v, num_rows, d, 0, ahead);
         else if (q8)
-            sum_run_of(to, 1, weights, stride, v, num_rows, d, 1, ahead);
+            sum_run(to, 1, weights, stride, v, num_rows, d, 1, ahead);
         else
-            sum_run_of(to, 1, weights, stride, v, num_rows, d, 0, ahead);
+            sum_run(to, 1, weights, stride, v, num_rows, d, 0, ahead);
     }
 }
 

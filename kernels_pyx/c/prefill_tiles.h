@@ -2,10 +2,12 @@
 
 /* A tile is 5 or 6 query rows by 1 or 4 vectors of 16 tokens (scores) or of 16 outputs (values), so
  * that its sums stay in registers: 24 of the 32 of AVX-512, 20 of the 32 of NEON, 12 of the 16 of
- * AVX2. */
+ * AVX2. (2 rows in plain C: whoever has no registers to fill need not wait for the compiler.) */
 enum {
 #if defined(V16_NEON)
     TILE_ROWS = 5,
+#elif !V16_IN_REGISTERS
+    TILE_ROWS = 2,
 #else
     TILE_ROWS = 6,
 #endif
@@ -95,7 +97,7 @@ static inline void score_tile(const float *q, const float *keys, ptrdiff_t padde
 
 /* Add `count` weighted V rows to a tile of outputs, 16 * vectors of each row:
  * out[row][j] = fma(weights[row][t], values[t][j], out[row][j]), t ascending. */
-static inline void value_tile(const float *weights, ptrdiff_t weight_stride, const float *values,
+ALWAYS_INLINE void value_tile(const float *weights, ptrdiff_t weight_stride, const float *values,
                               ptrdiff_t value_stride, ptrdiff_t count, float *out,
                               ptrdiff_t out_stride, const int vectors)
 {

@@ -25,14 +25,21 @@ ALWAYS_INLINE void probe_tile(const float *q, int heads, const char *first, ptrd
     v16 acc[PROBE_HEADS * PROBE_ROWS];
     for (int i = 0; i < heads * PROBE_ROWS; i++)
         acc[i] = v16_set(0.0f);
+    const char *rows[PROBE_ROWS];
+    for (int r = 0; r < PROBE_ROWS; r++)
+        rows[r] = first + (r < count ? r : count - 1) * stride;
+    if (d % 16) {
+        for (int h = 0; h < heads; h++)
+            for (int r = 0; r < count; r++)
+                dots[h * PROBE_ROWS + r] = dot(q + h * d, rows[r], d, q8);
+        return;
+    }
     for (ptrdiff_t c = 0; c < d; c += 16) {
-        const int whole = c + 16 <= d;
         v16 query[PROBE_HEADS];
         for (int h = 0; h < heads; h++)
-            query[h] = whole ? v16_load(q + h * d + c) : v16_load_part(q + h * d + c, d - c);
+            query[h] = v16_load(q + h * d + c);
         for (int r = 0; r < PROBE_ROWS; r++) {
-            const char *row = first + (r < count ? r : count - 1) * stride;
-            v16 key = whole ? load_values(row, c, q8) : load_last_values(row, c, d - c, q8);
+            v16 key = load_values(rows[r], c, q8);
             for (int h = 0; h < heads; h++)
                 acc[h * PROBE_ROWS + r] = v16_fma(query[h], key, acc[h * PROBE_ROWS + r]);
         }
@@ -46,8 +53,8 @@ ALWAYS_INLINE void probe_tile(const float *q, int heads, const char *first, ptrd
 
 /* best[h] becomes the largest of best[h] and the dots times their scales (NULL: 1), which lie
  * `step` apart; NaN if one of these is not finite. A NaN in best[h] stays. */
-ALWAYS_INLINE void take_best(const float *dots, int heads, const float *scale, ptrdiff_t step,
-                             int count, float *best)
+static void take_best(const float *dots, int heads, const float *scale, ptrdiff_t step,
+                      int count, float *best)
 {
     for (int h = 0; h < heads; h++)
         for (int r = 0; r < count; r++) {
@@ -62,8 +69,8 @@ ALWAYS_INLINE void take_best(const float *dots, int heads, const float *scale, p
 }
 
 #if defined(V16_AVX512)
-/* The same for two queries and a full tile of rows whose scales follow each other, where every
- * score is finite; returns whether that is so. */
+/* The same for two queries and a full tile of rows, where every score is finite; returns whether
+ * that is so. */
 static inline int take_best_16(const float *dots, const float *scale, float *best)
 {
     __m512 score = _mm512_loadu_ps(dots);
@@ -89,9 +96,13 @@ ALWAYS_INLINE void probe_some(const float *q, int heads, const char *rows, const
     float dots[PROBE_HEADS * PROBE_ROWS];
     probe_tile(q, heads, rows, step * row_size(d, q8), count, d, q8, dots);
 #if defined(V16_AVX512)
-    if (heads == 2 && count == PROBE_ROWS && (step == 1 || !q8)
-        && take_best_16(dots, scale, best))
-        return;
+    float scales[PROBE_ROWS];
+    if (heads == 2 && count == PROBE_ROWS) {
+        for (int r = 0; q8 && r < PROBE_ROWS; r++)
+            scales[r] = scale[r * step];
+        if (take_best_16(dots, q8 ? scales : NULL, best))
+            return;
+    }
 #endif
     take_best(dots, heads, q8 ? scale : NULL, step, count, best);
 }
@@ -101,16 +112,14 @@ ALWAYS_INLINE void probe_block(const float *q, const char *rows, const float *sc
                                ptrdiff_t length, ptrdiff_t step, ptrdiff_t d, int q8, int heads,
                                float *best)
 {
-    ptrdiff_t left = (length - 1) / step + 1;
     for (int h = 0; h < heads; h++)
         best[h] = -INFINITY;
-    for (; left >= PROBE_ROWS; left -= PROBE_ROWS) {
-        probe_some(q, heads, rows, scale, step, PROBE_ROWS, d, q8, best);
+    for (ptrdiff_t left = (length - 1) / step + 1; left > 0; left -= PROBE_ROWS) {
+        probe_some(q, heads, rows, scale, step, left < PROBE_ROWS ? (int)left : PROBE_ROWS, d, q8,
+                   best);
         rows += PROBE_ROWS * step * row_size(d, q8);
         scale = q8 ? scale + PROBE_ROWS * step : NULL;
     }
-    if (left)
-        probe_some(q, heads, rows, scale, step, (int)left, d, q8, best);
     for (int h = 0; h < heads; h++)
         best[h] += 0.0f;  /* -0 becomes 0: which of two zeros a maximum takes would be seen */
 }
@@ -142,7 +151,7 @@ ALWAYS_INLINE void probe_group(const float *q, ptrdiff_t group, const char *rows
         for (int i = 0; i < PROBE_HEADS; i++)
             scores[(h + i) * n_blocks] = best[i];
     }
-    for (; h < group; h++)
+    for (; PROBE_HEADS > 1 && h < group; h++)
         probe_block(q + h * d, rows, scale, length, step, d, q8, 1, scores + h * n_blocks);
 }
 
@@ -167,30 +176,32 @@ ALWAYS_INLINE void probe_rows(const struct probe_task *task, ptrdiff_t kh, ptrdi
     const char *rows = head_rows(cache, kh, q8);
     const float *scale = head_scales(cache, kh, q8), *q = task->q + kh * group * d;
     float *scores = task->scores + kh * group * n_blocks;
-    ptrdiff_t b = 0;
-    if (samples) {
-        const char *packed = head_rows(samples, kh, q8);
-        const float *packed_scale = head_scales(samples, kh, q8);
-        for (; b < cache->n / size && b < samples->n / each; b++)
-            probe_group(q, group, packed + b * each * row_bytes,
-                        q8 ? packed_scale + b * each : NULL, each, 1, d, q8, scores + b, n_blocks);
-    }
-    for (; b < n_blocks; b++) {
+    const char *packed = samples ? head_rows(samples, kh, q8) : NULL;
+    const float *packed_scale = samples ? head_scales(samples, kh, q8) : NULL;
+    const ptrdiff_t full = cache->n / size, sampled = samples ? samples->n / each : 0;
+    for (ptrdiff_t b = 0; b < n_blocks; b++) {
         const ptrdiff_t start = b * size, later = start + PROBE_AHEAD * size;
-        const ptrdiff_t length = cache->n - start < size ? cache->n - start : size;
-        if (b + PROBE_AHEAD < n_blocks - 1)
+        const char *block = rows + start * row_bytes;
+        const float *block_scale = q8 ? scale + start : NULL;
+        ptrdiff_t length = cache->n - start < size ? cache->n - start : size;
+        ptrdiff_t step = probe_step(length, task->n_probe);
+        if (b < full && b < sampled) {
+            block = packed + b * each * row_bytes;
+            block_scale = q8 ? packed_scale + b * each : NULL;
+            length = each, step = 1;
+        } else if (b + PROBE_AHEAD < n_blocks - 1) {
             prefetch_samples(rows + later * row_bytes, size, full_step, row_bytes);
-        probe_group(q, group, rows + start * row_bytes, q8 ? scale + start : NULL, length,
-                    probe_step(length, task->n_probe), d, q8, scores + b, n_blocks);
+        }
+        probe_group(q, group, block, block_scale, length, step, d, q8, scores + b, n_blocks);
     }
 }
 
 /* The same, with the length of a row known to the compiler where it is a usual one. */
 ALWAYS_INLINE void probe_rows_of(const struct probe_task *task, ptrdiff_t kh, int q8)
 {
-    if (task->rows->d == 128)
+    if (V16_IN_REGISTERS && task->rows->d == 128)
         probe_rows(task, kh, 128, q8);
-    else if (task->rows->d == 64)
+    else if (V16_IN_REGISTERS && task->rows->d == 64)
         probe_rows(task, kh, 64, q8);
     else
         probe_rows(task, kh, task->rows->d, q8);

@@ -19,12 +19,21 @@
 #error "float expressions must be evaluated in float: the results are compared bit by bit"
 #endif
 
-/* Before a loop of constant length over a small array of v16: gcc makes registers of the array only
- * if it unrolls the loop early, and would otherwise load and store it around every step. */
-#if defined(__clang__) || !defined(__GNUC__)
-#define UNROLL /* does it unasked */
+/* Plain C gets no code apart for rows of 64 and 128 values: a v16 is 16 numbers in memory there, so
+ * that would take the compiler long and make nothing faster. */
+#if defined(V16_AVX512) || defined(V16_AVX2) || defined(V16_NEON)
+#define V16_IN_REGISTERS 1
 #else
+#define V16_IN_REGISTERS 0
+#endif
+
+/* Before a loop of constant length over a small array of v16: gcc makes registers of the array only
+ * if it unrolls the loop early, and would otherwise load and store it around every step. (clang
+ * does it unasked.) */
+#if defined(__GNUC__) && !defined(__clang__)
 #define UNROLL _Pragma("GCC unroll 16")
+#else
+#define UNROLL
 #endif
 
 #if defined(V16_AVX512)
