@@ -39,6 +39,7 @@ cdef extern from "kernels.h":
 
 cdef extern from "parallel.h":
     int parallel_available()
+    double worth_a_thread
 
 
 cdef class Variant:
@@ -74,6 +75,12 @@ def set_num_threads(count):
     """Use up to `count` threads from now on; results do not depend on it. ValueError below 1."""
     global num_threads
     num_threads = min(whole(count, "the number of threads", 1, 1024), most_threads)
+
+
+def share_small_work(yes):
+    """Use all threads even where a call is done before they are awake, for tests; or not."""
+    global worth_a_thread
+    worth_a_thread = 0 if yes else 1 << 20
 
 
 def forked():

@@ -21,12 +21,13 @@ void parallel_for(ptrdiff_t count, int threads, piece_of_work run, void *context
         run(context, i, 0);
 }
 
+double worth_a_thread = 1 << 20;  /* some 30 to 100 microseconds */
+
 int useful_threads(double multiply_adds, int threads)
 {
-    const double each = 1 << 20;  /* some 30 to 100 microseconds */
-    if (multiply_adds >= each * threads)
+    if (multiply_adds >= worth_a_thread * threads)
         return threads;
-    return multiply_adds >= 2 * each ? (int)(multiply_adds / each) : 1;
+    return multiply_adds >= 2 * worth_a_thread ? (int)(multiply_adds / worth_a_thread) : 1;
 }
 
 int parallel_available(void)

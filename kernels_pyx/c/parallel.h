@@ -17,6 +17,9 @@ void parallel_for(ptrdiff_t count, int threads, piece_of_work run, void *context
  * a second thread is awake. On a busy machine waiting for that one costs milliseconds. */
 int useful_threads(double multiply_adds, int threads);
 
+/* Multiply-adds that are worth a thread. Tests set it to 0: then small work is shared too. */
+extern double worth_a_thread;
+
 /* 1 if the build can use more than one thread. */
 int parallel_available(void);
 

@@ -28,7 +28,9 @@ def threads(request):
 
     before = compiled.get_num_threads()
     kernels_pyx.set_num_threads(request.param)
+    compiled.share_small_work(True)  # as all cases are
     yield request.param
+    compiled.share_small_work(False)
     kernels_pyx.set_num_threads(before)
 
 
