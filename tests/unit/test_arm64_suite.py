@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -221,3 +222,12 @@ def test_counts_name_the_packages_that_are_missing():
     result = check_counts(ROOT, PATH=os.devnull)
     assert result.returncode == 1
     assert result.stderr.startswith("counts.py: there is no aarch64-linux-gnu-gcc; sudo apt ")
+
+
+def test_counts_join_a_block_that_a_page_cuts():
+    counts = runpy.run_path(str(ROOT / "tools" / "arm64" / "counts.py"))
+    rows = counts["MANY"] - counts["FEW"]
+    cut = {(0xF80, 32): rows, (0x1000, 45): rows, (0x10B4, 60): rows // 4, (0x3000, 70): rows}
+    assert counts["hottest"]({}, cut) == (0xF80, 77, 1.0)
+    assert counts["hottest"]({(0x3000, 70): rows}, cut | {(0x3000, 70): 3 * rows}) == (
+        0x3000, 70, 2.0)

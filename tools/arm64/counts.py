@@ -112,8 +112,18 @@ def count(plugin: Path, program: Path, loop: str, rows: int):
 
 
 def hottest(few: dict, many: dict) -> tuple[int, int, float]:
-    """Return address, length and runs per row of the block in which the loop spends most."""
-    more = {key: (many[key] - few.get(key, 0)) / (MANY - FEW) for key in many}
+    """Return address, length and runs per row of the block in which the loop spends most. The
+    emulator cuts a block where a page ends: parts that follow each other and run equally often
+    are one."""
+    more = {}
+    for (address, length), runs in sorted(many.items()):
+        runs = (runs - few.get((address, length), 0)) / (MANY - FEW)
+        if more:
+            (before, size), same = list(more.items())[-1]
+            if before + 4 * size == address and same == runs:
+                del more[before, size]
+                address, length = before, size + length
+        more[address, length] = runs
     address, length = max(more, key=lambda key: key[1] * more[key])
     return address, length, more[address, length]
 
