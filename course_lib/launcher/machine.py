@@ -100,7 +100,8 @@ def kernels() -> Finding:
         return Finding("kernels", False, str(error), cost, remedy)
     ok = info.name != "numpy"
     line = stamp.get("kernels_line") or "kernels: built by hand"
-    return Finding("kernels", ok, f"{info.variant} ({info.reason}); {line}", cost, remedy)
+    threads = f", threads: {backend.threads()}" if ok else ""
+    return Finding("kernels", ok, f"{info.variant} ({info.reason}){threads}; {line}", cost, remedy)
 
 
 def cpu() -> Finding:

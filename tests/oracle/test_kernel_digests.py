@@ -22,7 +22,7 @@ needs_kernels = pytest.mark.skipif(not kernels_pyx.VARIANTS and not REQUIRED,
                                    reason="the kernels are not compiled here")
 
 
-@pytest.fixture(params=(1, 2, 3), ids=lambda count: f"threads={count}")
+@pytest.fixture(params=(1, 2, 3), ids=lambda count: f"threads_{count}")
 def threads(request):
     from kernels_pyx import compiled
 

@@ -73,3 +73,16 @@ def test_it_runs_without_any_package(monkeypatch):
     monkeypatch.setattr(machine.state, "read_stamp", lambda env: None)
     found = {finding.name: finding for finding in machine.findings()}
     assert "not known" in found["kernels"].detail
+
+
+def test_the_kernels_line_names_variant_and_threads(monkeypatch):
+    from course_lib import backend
+
+    found = backend.BackendInfo("kernels_pyx", "avx2", "the best")
+    monkeypatch.delenv("COURSE_KERNEL", raising=False)
+    monkeypatch.setenv("COURSE_THREADS", "3")
+    monkeypatch.setattr(backend, "info", lambda: found)
+    monkeypatch.setattr(machine.state, "read_stamp",
+                        lambda env: {"kernels_line": "kernels: portable, avx2 compiled"})
+    assert machine.kernels().detail == (
+        "avx2 (the best), threads: 3; kernels: portable, avx2 compiled")
