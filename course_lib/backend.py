@@ -7,6 +7,9 @@ because of it.
 ``COURSE_THREADS`` is the number of threads of the compiled kernels; without it, one per
 performance core. It changes no bit of a result.
 
+A call cannot be interrupted: Ctrl-C takes effect when it returns, at the course's sizes within
+about a second.
+
 ``kernels_pyx`` provides ``VARIANTS``, the names of the variants that this build can run on this
 CPU, best first, and ``kernels(variant)``, a mapping from operation name to callable.
 """
