@@ -43,21 +43,29 @@ class BuildKernels(build_ext):
             os.environ["CC"] = shlex.quote(compiler)  # one program, although there are spaces
         try:
             super().run()
+            if not all(os.path.exists(self.get_ext_fullpath(ext.name)) for ext in self.extensions):
+                raise NotBuilt("the compiler made no file")
         except NotBuilt as reason:
             self.inplace = in_place
-            self.remove_old()
-            if os.environ.get("COURSE_REQUIRE_KERNELS") == "1":
-                raise SystemExit(f"error: kernels: not built: {reason}") from None
-            print(
-                f"kernels: not built, NumPy backend instead (slower): {reason} "
-                f"[missing: {reason.missing}]"
-            )
+            self.give_up(reason)
+        except Exception as error:  # a CC that is no compiler, flags with a lone quote, a full disk
+            self.inplace = in_place
+            said = " ".join(str(error).split())
+            self.give_up(NotBuilt(f"the compiler or its flags cannot be used ({said})"))
         else:
             files = os.pathsep.join(self.get_ext_fullpath(ext.name) for ext in self.extensions)
             names = ", ".join(name for name in self.variants if name != "portable_fma")
             left_out = f", without {', '.join(self.left_out)}" if self.left_out else ""
             print(f"kernels: {names} compiled for {self.target}{left_out}{self.threads} "
                   f"[files: {files}]")
+
+    def give_up(self, reason):
+        """Leave the course to NumPy, unless kernels are required."""
+        self.remove_old()
+        if os.environ.get("COURSE_REQUIRE_KERNELS") == "1":
+            raise SystemExit(f"error: kernels: not built: {reason}")
+        print(f"kernels: not built, NumPy backend instead (slower): {reason} "
+              f"[missing: {reason.missing}]")
 
     def remove_old(self):
         """Kernels of an earlier source must not run in place of those that did not compile."""

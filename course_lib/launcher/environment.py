@@ -223,7 +223,8 @@ def build_kernels(root: str, env: str, log: str, lock: int, in_place: bool = Tru
         "kernels": digest,
         "kernels_line": line if not missing else "kernels: NumPy backend",
         "kernels_missing": missing,
-        "kernels_files": [os.path.relpath(os.path.join(root, name), root) for name in files],
+        "kernels_files": state.sizes_of(
+            root, [os.path.relpath(os.path.join(root, name), root) for name in files]),
     }
 
 

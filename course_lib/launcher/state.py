@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Iterable
 
 CACHE_NAME = "rk3588-inference-course"
 STAMP = "course-setup.json"
@@ -74,7 +75,7 @@ def problem(root: str, env: str) -> str | None:
 
     "incomplete": never finished; "python": its Python is gone or another one; "moved": the folder
     or the checkout has a new path; "requirements", "kernels": made from other versions of them (or
-    the kernels' files are gone).
+    the kernels' files are gone or cut short).
     """
     stamp = read_stamp(env)
     if stamp is None:
@@ -88,13 +89,20 @@ def problem(root: str, env: str) -> str | None:
         return "requirements"
     if stamp.get("kernels") != kernels_digest(root):
         return "kernels"
-    files = stamp.get("kernels_files", [])
-    if not all(os.path.exists(os.path.join(root, name)) for name in files):
+    sizes = stamp.get("kernels_files", {})
+    # A file cut short (a full disk, a broken copy) would end the process that loads it.
+    if sizes != sizes_of(root, sizes):
         return "kernels"
     missing = stamp.get("kernels_missing")
     if missing and (os.environ.get("COURSE_REQUIRE_KERNELS") == "1" or found(missing)):
         return "kernels"
     return None
+
+
+def sizes_of(root: str, names: Iterable[str]) -> dict[str, int]:
+    """Return the size in bytes of every named file below `root` that is there."""
+    paths = {name: os.path.join(root, name) for name in names}
+    return {name: os.path.getsize(path) for name, path in paths.items() if os.path.exists(path)}
 
 
 def found(missing: str) -> bool:

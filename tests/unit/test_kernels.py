@@ -181,6 +181,24 @@ def test_without_a_compiler_the_build_says_so_and_succeeds(tmp_path):
     assert "no C compiler" in last and last.endswith("]") and "[missing: " in last
 
 
+@pytest.mark.parametrize("variables", [
+    {"CC": "{folder}/garbage"}, {"CC": '"'}, {"CC": "gcc '"}, {"CC": "/bin/true"},
+    {"CFLAGS": '"'}, {"LDFLAGS": "'"}, {"CPPFLAGS": '"'}])
+def test_a_compiler_or_flags_of_no_use_leave_numpy_with_one_line(tmp_path, variables):
+    pytest.importorskip("setuptools", minversion="77")
+    garbage = tmp_path / "garbage"
+    garbage.write_text("no program")
+    garbage.chmod(0o755)
+    variables = {name: text.format(folder=tmp_path) for name, text in variables.items()}
+    result = build(tmp_path, path=os.environ["PATH"], **variables)
+    assert result.returncode == 0, result.stderr
+    last = result.stdout.strip().splitlines()[-1]
+    assert last.startswith("kernels: not built, NumPy backend instead"), last
+    required = build(tmp_path, path=os.environ["PATH"], COURSE_REQUIRE_KERNELS="1", **variables)
+    assert required.returncode != 0
+    assert required.stderr.strip().splitlines()[-1].startswith("error: kernels: not built")
+
+
 def test_without_a_compiler_the_build_fails_when_kernels_are_required(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
     result = build(tmp_path, path=str(tmp_path), COURSE_REQUIRE_KERNELS="1")

@@ -169,16 +169,17 @@ def test_changed_kernels_are_compiled_again_and_nothing_else_happens(checkout):
     assert after == before
 
 
-def test_kernels_whose_file_is_gone_are_compiled_again(checkout):
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_text("cut")])
+def test_kernels_whose_file_is_gone_or_cut_short_are_compiled_again(checkout, harm):
     built = checkout / "kernels_pyx" / "portable.so"
     (checkout / "setup.py").write_text(
-        f"open({str(built)!r}, 'w').close()\n"
+        f"open({str(built)!r}, 'w').write('compiled')\n"
         "print('kernels: portable compiled for a test [files: kernels_pyx/portable.so]')\n")
     assert call(checkout, "start").stderr.endswith("kernels: portable compiled for a test\n")
     assert call(checkout, "start").stderr == ""
-    built.unlink()
+    harm(built)
     assert "ready in" in call(checkout, "start").stderr
-    assert built.exists()
+    assert built.read_text() == "compiled"
 
 
 def test_without_a_compiler_one_line_and_a_new_try_when_there_is_one(checkout, tmp_path):
