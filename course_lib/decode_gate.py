@@ -24,8 +24,11 @@ REMEMBERED = Path(sys.prefix) / "cache" / "crossover.json"
 def automatic_blocks(n: int, kv: str) -> int | None:
     """Return how many blocks decode reads of n tokens where it may choose; None means all rows.
 
-    kv: "f32" or "q8". NumPy always reads all rows: its choice of blocks costs more than it saves.
+    kv: "f32" or "q8", else ValueError. NumPy always reads all rows: its choice of blocks costs more
+    than it saves.
     """
+    if kv not in ELSEWHERE:
+        raise ValueError(f"kv must be {' or '.join(map(repr, ELSEWHERE))}, not {kv!r}.")
     info = backend.info()
     if info.variant == "numpy":
         return None
@@ -58,7 +61,7 @@ def _read() -> dict[str, int | None]:
     """What is remembered; nothing where there is no file or it was damaged."""
     try:
         known = json.loads(REMEMBERED.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(known, dict):
         return {}

@@ -46,7 +46,15 @@ def test_numpy_reads_all_rows(monkeypatch):
     assert automatic_blocks(10**9, "q8") is None
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{", json.dumps({"neon, 4 threads, q8": "soon"}),
+@pytest.mark.parametrize("name", ["numpy", "neon"])
+def test_rows_of_no_known_kind_are_refused_on_every_backend(name, monkeypatch):
+    monkeypatch.setattr(backend, "info", lambda: backend.BackendInfo("a backend", name, ""))
+    with pytest.raises(ValueError, match="kv must be 'f32' or 'q8', not 'q5'"):
+        automatic_blocks(5000, "q5")
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{", pytest.param("[" * 100_000, id="nested"),
+                                     json.dumps({"neon, 4 threads, q8": "soon"}),
                                      json.dumps({"neon, 4 threads, q8": -1}),
                                      json.dumps({"neon, 4 threads, q8": True})])
 def test_a_damaged_file_is_as_good_as_none(content):
