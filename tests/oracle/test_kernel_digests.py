@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kernels_pyx
-from tests.oracle.kernel_cases import MEASURING, SIZES, Bits, cases
+from tests.oracle.kernel_cases import MEASURING, POISON, SIZES, Bits, cases, make
 
 GOLDEN = json.loads(
     (Path(__file__).parent / "golden" / "kernel_digests.json").read_text(encoding="ascii"))
@@ -63,3 +63,15 @@ def test_inputs_are_the_same_on_every_machine():
     """And with them the digests: no sampler and no mathematical function is involved."""
     assert Bits("x").raw(2).tolist() == [2151374751030940024, 13648862252194908045]
     assert Bits("x").floats(2).tolist() == [-0.7059421539306641, 0.9781718254089355]
+
+
+@needs_kernels
+@pytest.mark.parametrize("operation", ("linear_q8_0", "linear_q4_0"))
+def test_more_panels_than_bands(operation, threads):
+    """A band of two panels or more, and a last one that is shorter."""
+    call = make(operation, **SIZES[operation][0] | {"rows": 520})
+    fresh = {name: call.arguments[name].copy() for name in call.outputs}
+    kernels_pyx.kernels(kernels_pyx.VARIANTS[0])[operation](**call.arguments | fresh)
+    assert call.digest(kernels_pyx.VARIANTS[0]) == call.digest("portable")
+    for array in fresh.values():
+        assert not (array.view("u1") == POISON).reshape(-1, 4).all(1).any()
