@@ -6,6 +6,7 @@ Standard library only and few imports: this runs before every command.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from course_lib.launcher.state import (
@@ -39,11 +40,17 @@ def main(root: str, argv: list[str]) -> int:
 
 
 def enter(root: str, env: str, argv: list[str]) -> int:
-    """Replace this process by the same command run by the environment's Python."""
+    """Replace this process by the same command run by the environment's Python.
+
+    Ctrl-C waits while that Python starts, which would answer it with a traceback; `course` lets it
+    through again.
+    """
     python = python_of(env)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         os.execve(python, [python, os.path.join(root, "course"), *argv], clean_environ(env))
     except OSError as error:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         message = f"course: {python} does not start ({error.strerror}); remove {env} and call again"
         print(message, file=sys.stderr)
     return 2

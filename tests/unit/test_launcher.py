@@ -379,6 +379,29 @@ def test_the_launcher_parses_on_python_3_6():
     ast.parse((ROOT / "course").read_text(encoding="utf-8"), feature_version=(3, 6))
 
 
+def test_an_early_interrupt_is_quiet_and_waits_while_the_environments_python_starts(tmp_path):
+    """`course` is started as launch.enter starts it, with a Ctrl-C that came before its first
+    line; a stand-in for the launcher shows that it comes through there."""
+    env = tmp_path / "env"
+    (env / "bin").mkdir(parents=True)
+    (env / "bin" / "python").symlink_to(sys.executable)
+    root = tmp_path / "root"
+    (root / "course_lib" / "launcher").mkdir(parents=True)
+    shutil.copy(ROOT / "course", root)
+    (root / "course_lib" / "launcher" / "launch.py").write_text("def main(*_): print('ran')\n")
+    code = ("import os, signal\n"
+            "from course_lib.launcher import launch\n"
+            "launch.python_of = lambda env: env + '/bin/python'\n"
+            "real = os.execve\n"
+            "def execve(*arguments):\n"
+            "    os.kill(os.getpid(), signal.SIGINT)\n"
+            "    real(*arguments)\n"
+            "os.execve = execve\n"
+            f"launch.enter({str(root)!r}, {str(env)!r}, [])\n")
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
 def test_exact_versions_that_do_not_fit_give_way_to_the_bounds(tmp_path, monkeypatch, capsys):
     calls = []
 
