@@ -24,8 +24,8 @@ REMEMBERED = Path(sys.prefix) / "cache" / "crossover.json"
 def automatic_blocks(n: int, kv: str) -> int | None:
     """Return how many blocks decode reads of n tokens where it may choose; None means all rows.
 
-    kv: "f32" or "q8", else ValueError. NumPy always reads all rows: its choice of blocks costs more
-    than it saves.
+    kv: "f32" or "q8", else ValueError. NumPy always reads all rows: where it
+    gains by blocks was not measured.
     """
     if kv not in ELSEWHERE:
         raise ValueError(f"kv must be {' or '.join(map(repr, ELSEWHERE))}, not {kv!r}.")

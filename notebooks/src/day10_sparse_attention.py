@@ -755,7 +755,7 @@ can check.
 
 ### Short contexts
 
-Choosing costs time: probes, sorting, jumping from block to block. Exact attention skips all that and
+Choosing costs time: probes, ranking, jumping from block to block. Exact attention skips all that and
 reads memory in one sweep. Random int8 rows, one decoded token, one layer, two shapes: the shipped
 model's, and that of the article's 2B model. One thread. And two programs that do the same: NumPy, and
 the compiled kernels that this machine runs. **Predict**: at which length does `k = 32` win, in which
@@ -809,11 +809,16 @@ it does, because a small cache is read in no time. At 16K the multiply-adds of 1
 compare.
 
 If your machine has compiled kernels, look at what they did to the *question*. Both columns fell, but not
-alike: NumPy's exact attention widens every int8 row before it can use it, so there was much to save; a good
-dense kernel leaves less. **A crossover length belongs to a machine and a program, not to an algorithm.**
-A speed-up measured against a slow baseline is a fact about the baseline.
+alike: NumPy's exact attention first makes a float copy of every int8 row and fetches fresh memory for it,
+so there was much to save; a good dense kernel reads the rows once and leaves less. **A crossover length
+belongs to a machine and a program, not to an algorithm.** A speed-up measured against a slow baseline is
+a fact about the baseline. (Times of a busy machine jump; run the cell twice before you believe one line.)
 
-So an engine that may choose should measure first. `./course bench` prints the crossover of your machine.
+So an engine that may choose has to measure first. `./course bench` does, with caches that no CPU cache
+holds, and remembers where block-sparse decode begins to win on your machine; `decode_k="auto"` reads all
+rows below that length and 32 blocks above it. (Without a
+bench on this machine it goes by numbers of ours.) An experiment must not be decided that way: it asks for
+its blocks and gets them.
 
 ### Many blocks
 
