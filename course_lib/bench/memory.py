@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +15,18 @@ PAGE = 2 * 2**20  # arrays start on pages of this size, as large ones of NumPy d
 
 
 def available_bytes() -> int | None:
-    """Return the memory that Linux calls available, None elsewhere."""
+    """Return the memory that this process may still take, None if nothing says so: what Linux calls
+    available, or what a limit of the shell (`ulimit -v`) leaves if that is less."""
+    free = []
     for line in read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+            free.append(int(line.split()[1]) * 1024)
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        pages = read("/proc/self/statm").split()
+        taken = int(pages[0]) * resource.getpagesize() if pages else 0
+        free.append(max(0, limit - taken))
+    return min(free, default=None)
 
 
 def arena_bytes(available: int | None) -> int:
@@ -54,11 +62,11 @@ class Arena:
 
     def sets(self, make: Callable[[int], Any], nbytes: int) -> Rotation:
         """Return as many sets as fit, of `nbytes` each; make(offset) builds one of the memory from
-        byte `offset` on. At least one: a set larger than the memory is the caller's mistake."""
+        byte `offset` on. At least one: MemoryError for a set larger than the memory."""
         step = -(-nbytes // PAGE) * PAGE if nbytes >= PAGE else nbytes
         count = self.bytes.size // step
         if count == 0:
-            raise ValueError(f"a set of {nbytes} bytes does not fit {self.bytes.size} bytes.")
+            raise MemoryError(f"a set of {nbytes} bytes does not fit {self.bytes.size} bytes.")
         return Rotation([make(i * step) for i in range(count)])
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:

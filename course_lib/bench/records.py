@@ -6,9 +6,10 @@ import csv
 import io
 import json
 import os
+import shlex
 from dataclasses import asdict, dataclass, fields
 
-from course_lib.atomic import write_atomically
+from course_lib.atomic import check_writable, write_atomically
 from course_lib.errors import CourseError
 
 
@@ -59,14 +60,20 @@ def csv_text(records: list[Record]) -> str:
     return text.getvalue()
 
 
-def check_target(path: str | None, option: str) -> None:
+def check_targets(csv_path: str | None, json_path: str | None) -> None:
     """CourseError if a file could not be written later: better before the minutes than after."""
-    if path is None:
-        return
-    folder = os.path.dirname(os.path.abspath(path))
-    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise CourseError(f"bench: {option} {path} cannot be written; "
-                          "name a file in a folder that is there and may be written to.")
+    for option, path in (("--csv", csv_path), ("--json", json_path)):
+        if path is None:
+            continue
+        try:
+            check_writable(path)
+        except OSError as error:
+            raise CourseError(
+                f"bench: {option} {shlex.quote(path)} cannot be written ({error.strerror}); "
+                "name a file in a folder that is there and may be written to.") from None
+    if csv_path is not None and json_path is not None and (
+            os.path.realpath(csv_path) == os.path.realpath(json_path)):
+        raise CourseError(f"bench: --csv and --json both name {csv_path}; name two files.")
 
 
 def write(path: str, text: str) -> None:

@@ -25,6 +25,7 @@ from course_lib.bench.machine import (
 from course_lib.bench.memory import ARENA_BYTES, Arena, arena_bytes, available_bytes
 from course_lib.bench.records import csv_text, json_text, write
 from course_lib.bench.run import Run, all_plans, run, steps
+from course_lib.errors import CourseError
 
 QUICK_SECONDS = 25
 """No group is begun later than this with --quick; the longest takes a few seconds."""
@@ -33,8 +34,11 @@ QUICK_SECONDS = 25
 def bench(out: TextIO, *, quick: bool = False, parts: Set[str] = frozenset(),
           threads: Sequence[int] = (), csv_path: str | None = None, json_path: str | None = None,
           plans: list[Plan] | None = None, arena_size: int | None = None) -> int:
-    """Measure, print the table to `out`, write the files; 0, or 130 after an interrupt, which
-    keeps what was measured.
+    """Measure, print the table to `out`, write the files; return the exit code.
+
+    0: all was measured; 1: there was not enough memory for some of it; 130: interrupted. What was
+    measured is kept; where that is nothing, no file is written, and without an interrupt it is a
+    CourseError.
 
     parts: those of the bench, all if empty. threads: counts to measure, one and all fast cores if
     empty. plans and arena_size stand in for the whole bench and the memory that is rotated.
@@ -50,21 +54,41 @@ def bench(out: TextIO, *, quick: bool = False, parts: Set[str] = frozenset(),
     with on_fast_cores(max(counts)) as remark:
         print(f"{machine_text()}{remark and '; ' + remark}", file=out)
         print(about(kernels, size), file=out, flush=True)
-        state = Run(kernels, Arena(size), Reader(kernels, min(WINDOW, size)))
+        try:
+            state = Run(kernels, Arena(size), Reader(kernels, min(WINDOW, size)))
+        except MemoryError:
+            raise CourseError(f"bench: there are not {size // 2**20} MB of memory to rotate; close "
+                              "other programs, or raise the limit (ulimit -v).") from None
         finished, late = measure_all(state, todo, counts, out,
                                      begun + QUICK_SECONDS if quick else math.inf)
     print_results(state, out)
     found = table.automatic_crossings(state.measured)
-    if found and plans is None:
+    if found and finished and plans is None:
         print(remembered_text(kernels.info.variant, found), file=out)
     if quick:
         print(quick_text(chosen(everything, parts, False), todo, late), file=out)
-    for path, text in ((csv_path, csv_text), (json_path, json_text)):
-        if path is not None:
-            write(path, text([one.record for one in state.measured]))
+    if state.measured:
+        for path, text in ((csv_path, csv_text), (json_path, json_text)):
+            if path is not None:
+                write(path, text([one.record for one in state.measured]))
+    return ended(state, finished)
+
+
+def ended(state: Run, finished: bool) -> int:
+    """Say what cut the run short, and return its exit code."""
+    count = len(state.measured)
+    kept = f"kept {count} rows" if count else "nothing was measured, so no file is written"
+    short = f"not enough memory for {', '.join(state.too_large)}"
     if not finished:
-        print(f"course: interrupted; kept {len(state.measured)} rows", file=sys.stderr)
-    return 0 if finished else 130
+        print(f"course: interrupted; {kept}", file=sys.stderr)
+        return 130
+    if not state.measured:
+        why = short if state.too_large else "there is nothing of these parts here"
+        raise CourseError(f"bench: {why}; {kept}.")
+    if state.too_large:
+        print(f"course: bench: {short}; {kept}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def quick_text(everything: list[Plan], todo: list[Plan], late: list[Plan]) -> str:
@@ -105,6 +129,9 @@ def measure_all(state: Run, plans: list[Plan], counts: list[int], out: TextIO,
             return True, run(state, plans, counts, finished, until)
     except KeyboardInterrupt:
         return False, []
+    except MemoryError:
+        state.too_large.append("the probe of the machine")
+        return True, []
     finally:
         state.kernels.set_threads(backend.threads())
 

@@ -32,7 +32,8 @@ class Measured:
 
 @dataclass
 class Run:
-    """What a run is, and what it has measured so far: kept when it is interrupted."""
+    """What a run is, and what it has measured so far: kept when it is interrupted. too_large: the
+    titles of groups for which there was not enough memory."""
 
     kernels: Kernels
     arena: Arena
@@ -40,6 +41,7 @@ class Run:
     peaks: dict[int, Peaks] = field(default_factory=dict)
     measured: list[Measured] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    too_large: list[str] = field(default_factory=list)
 
 
 def all_plans() -> list[Plan]:
@@ -64,10 +66,13 @@ def run(state: Run, plans: list[Plan], threads: list[int],
     for i, (plan, counts) in enumerate(steps(plans, threads)):
         if time.monotonic() > until:
             return plans[i:]
-        group = plan.build(bench)
-        for count in counts:
-            measure(state, group, count)
-            finished(plan.title)
+        try:
+            group = plan.build(bench)
+            for count in counts:
+                measure(state, group, count)
+                finished(plan.title)
+        except MemoryError:  # a smaller group after it may find enough
+            state.too_large.append(plan.title)
     return []
 
 

@@ -73,16 +73,24 @@ def decode_times(measured: list[Measured]) -> dict[tuple[str, int, str], dict[in
     return times
 
 
+LONG_CONTEXT = 8192
+CONTEXTS_NEEDED = 3
+"""A crossover decides for every later prompt: it is read off at least so many contexts, one of them
+as long as this or longer, else "never" might only mean "not at the two short ones"."""
+
+
 def automatic_crossings(measured: list[Measured]) -> dict[int, dict[str, int | None]]:
     """Threads -> kv -> where the engine's own choice begins to read blocks only, None for never.
 
-    The engine keeps the probed rows packed and selects per query head.
+    The engine keeps the probed rows packed and selects per query head. A run over few or only
+    short contexts finds nothing.
     """
     times = decode_times(measured)
     found: dict[int, dict[str, int | None]] = {}
     for (kv, threads, kernel), pruned in times.items():
         dense = times.get((kv, threads, "two_pass"), {})
-        if kernel == "sparse_attention_packed" and dense.keys() == pruned.keys() and pruned:
+        enough = len(pruned) >= CONTEXTS_NEEDED and max(pruned) >= LONG_CONTEXT
+        if kernel == "sparse_attention_packed" and dense.keys() == pruned.keys() and enough:
             at = crossing(dense, pruned)
             found.setdefault(threads, {})[kv] = at.faster if at.slower is None else at.estimate
     return found
@@ -108,7 +116,8 @@ def crossings_text(measured: list[Measured]) -> str:
     if not lines:
         return ""
     return (f"Block-sparse decode (k = {K_BLOCKS}, selection included) is faster than dense "
-            "two_pass\n" + "\n".join(lines))
+            "two_pass\n(by the medians of this run; near the crossing they vary by some percent, "
+            "on a busy machine by more)\n" + "\n".join(lines))
 
 
 def crossing_text(found: Crossing) -> str:

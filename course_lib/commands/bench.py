@@ -7,9 +7,12 @@ import os
 import sys
 from contextlib import nullcontext
 
+from course_lib.errors import CourseError
+
 HELP = "kernels against NumPy and this machine's own memory bandwidth, as ratios of one run"
 
 PARTS = ("attention", "linear", "prefill", "model")
+THREADS_PER_CORE = 4
 
 
 def threads(text: str) -> int:
@@ -17,6 +20,17 @@ def threads(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
         raise argparse.ArgumentTypeError(f"must be a number from 1 to 1024, not {text!r}")
     return int(text)
+
+
+def check_threads(counts: list[int]) -> None:
+    """CourseError for far more threads than cores: they tell nothing, and where the system does
+    not grant them the process is ended."""
+    known = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    most = THREADS_PER_CORE * cores
+    if max(counts, default=1) > most:
+        raise CourseError(f"bench: --threads {max(counts)} is more than {THREADS_PER_CORE} threads "
+                          f"for each core that may be used here; name at most {most}.")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +53,12 @@ def run(args: argparse.Namespace) -> int:
         for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
             os.environ[name] = "1"
     from course_lib import backend
-    from course_lib.bench.records import check_target
+    from course_lib.bench.records import check_targets
     from course_lib.bench.report import bench
 
-    check_target(args.csv, "--csv")
-    check_target(args.json, "--json")
+    check_targets(args.csv, args.json)
+    check_threads(args.threads)
+    backend.threads()  # a COURSE_THREADS that is no number is refused before the first minute
     with backend.using(args.variant) if args.variant else nullcontext():
         return bench(sys.stdout, quick=args.quick, parts=set(args.only), threads=args.threads,
                      csv_path=args.csv, json_path=args.json)

@@ -21,6 +21,7 @@ from course_lib.bench import (
     linear_cases,
     machine,
     memory,
+    model_cases,
     prefill_cases,
     records,
     report,
@@ -33,6 +34,7 @@ from course_lib.bench.machine import Peaks
 from course_lib.bench.records import Record
 from course_lib.bench.run import Measured
 from course_lib.errors import CourseError
+from course_lib.kvcache import KVCache
 
 COLUMNS = ["kernel", "variant", "kv", "context", "threads", "ms", "gb_per_s", "bandwidth_fraction",
            "vs_numpy", "vs_portable"]
@@ -186,7 +188,7 @@ def test_the_rotation_shows_all_memory_before_any_of_it_again():
     assert [id(a) for a in seen[:4]] == [id(a) for a in seen[4:]]
     places = sorted(a.ctypes.data - arena.bytes.ctypes.data for a in seen[:4])
     assert places == [0, 240, 480, 720]
-    with pytest.raises(ValueError, match="1001 bytes does not fit 1000"):
+    with pytest.raises(MemoryError, match="1001 bytes does not fit 1000"):
         arena.sets(lambda at: at, 1001)
 
 
@@ -325,14 +327,101 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path, capsys):
     assert capsys.readouterr().err == f"course: interrupted; kept {len(rows)} rows\n"
 
 
-def test_an_interrupt_before_the_first_row_writes_empty_files(tmp_path, monkeypatch):
+def test_an_interrupt_before_the_first_row_leaves_the_files_alone(tmp_path, monkeypatch, capsys):
     def interrupted(*args):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(report, "peaks", interrupted)
     path = tmp_path / "rows.json"
-    code, text = bench("numpy", json_path=str(path))
-    assert code == 130 and path.read_text() == "[]\n" and "two_pass" not in text
+    path.write_text("of the run before")
+    code, text = bench("numpy", json_path=str(path), csv_path=str(tmp_path / "rows.csv"))
+    assert code == 130 and "two_pass" not in text
+    assert path.read_text() == "of the run before" and list(tmp_path.iterdir()) == [path]
+    assert capsys.readouterr().err == (
+        "course: interrupted; nothing was measured, so no file is written\n")
+
+
+def whole_range(then=None):
+    """Attention at stand-in contexts up to a long one, then what `then` does."""
+    def named(n, b):
+        group = attention_cases.build("q8", 80, b)
+        return Group(group.works, group.numpy, group.kv, n)
+
+    plans = [Plan("attention", f"attention {n}", partial(named, n)) for n in (512, 2048, 8192)]
+    return plans + ([Plan("linear", "then", then)] if then else [])
+
+
+@pytest.fixture
+def remembered(monkeypatch):
+    """What a run hands to the memory of crossovers."""
+    kept = []
+    monkeypatch.setattr(report.sys, "prefix", "an environment")
+    monkeypatch.setattr(report.decode_gate, "remember", lambda *words: kept.append(words))
+    return kept
+
+
+def test_only_a_run_that_was_not_interrupted_is_remembered(remembered, monkeypatch):
+    def interrupted(b):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "all_plans", lambda: whole_range(interrupted))
+    code, text = bench("numpy", plans=None)
+    assert code == 130 and "faster than dense" in text
+    assert remembered == [] and "remembered" not in text
+    monkeypatch.setattr(report, "all_plans", whole_range)
+    code, text = bench("numpy", plans=None)
+    assert code == 0 and 'remembered for decode_k="auto"' in text
+    ((variant, threads, by_kv),) = remembered
+    assert (variant, threads, set(by_kv)) == ("numpy", 1, {"q8"})
+
+
+def test_too_little_memory_for_a_group_keeps_the_others(tmp_path, capsys):
+    def too_large(b):
+        b.arena.sets(lambda at: at, 2 * ARENA)
+
+    plans = [*tiny_plans()[:1], Plan("linear", "huge", too_large), *tiny_plans()[1:2]]
+    path = tmp_path / "rows.json"
+    code, _ = bench("numpy", plans=plans, json_path=str(path))
+    rows = json.loads(path.read_text())
+    assert code == 1 and {row["kv"] for row in rows} == {"q8", "f32"}
+    assert capsys.readouterr().err == (
+        f"course: bench: not enough memory for huge; kept {len(rows)} rows\n")
+    with pytest.raises(CourseError, match="not enough memory for huge; nothing was measured"):
+        bench("numpy", plans=plans[1:2], json_path=str(path))
+    assert json.loads(path.read_text()) == rows
+
+
+@pytest.mark.parametrize("place", ["Arena", "Reader", "peaks"])
+def test_too_little_memory_to_begin_is_one_sentence(place, monkeypatch):
+    def full(*args):
+        raise MemoryError
+
+    monkeypatch.setattr(report, place, full)
+    with pytest.raises(CourseError, match="memory"):
+        bench("numpy")
+
+
+def test_nothing_to_measure_writes_no_file(tmp_path):
+    with pytest.raises(CourseError, match="there is nothing of these parts here; nothing was mea"):
+        bench("numpy", plans=[], json_path=str(tmp_path / "rows.json"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_limit_of_the_shell_counts_as_memory(monkeypatch):
+    files = {"/proc/meminfo": "MemFree: 1 kB\nMemAvailable: 3000000 kB\n",
+             "/proc/self/statm": "1000 9 9\n"}
+    monkeypatch.setattr(memory, "read", lambda path: files.get(path, ""))
+    limits = {"soft": memory.resource.RLIM_INFINITY}
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda what: (limits["soft"], -1))
+    assert memory.available_bytes() == 3_000_000 * 1024
+    limits["soft"] = 600 * 2**20
+    assert memory.available_bytes() == 600 * 2**20 - 1000 * memory.resource.getpagesize()
+    limits["soft"] = 100
+    assert memory.available_bytes() == 0
+    files.clear()
+    assert memory.available_bytes() == 100
+    limits["soft"] = memory.resource.RLIM_INFINITY
+    assert memory.available_bytes() is None
 
 
 @pytest.mark.parametrize(("argv", "message"), [
@@ -342,14 +431,41 @@ def test_an_interrupt_before_the_first_row_writes_empty_files(tmp_path, monkeypa
     (["--variant", "sse9"], "COURSE_KERNEL=sse9 is not a kernel name"),
     (["--only", "atention"], "bench: argument --only: invalid choice: 'atention'"),
     (["--json", "no/such/folder/x.json"],
-     "bench: --json no/such/folder/x.json cannot be written; name a file in a folder"),
-    (["--csv", "."], "bench: --csv . cannot be written"),
+     "bench: --json no/such/folder/x.json cannot be written (No such file or directory); name a "
+     "file in a folder"),
+    (["--csv", "."], "bench: --csv . cannot be written (not a regular file)"),
+    (["--csv", "/dev/full"], "bench: --csv /dev/full cannot be written (not a regular file)"),
+    (["--json", "/dev/null"], "bench: --json /dev/null cannot be written (not a regular file)"),
+    (["--json", ""], "bench: --json '' cannot be written (an empty name)"),
+    (["--json", "new.json/"], "bench: --json new.json/ cannot be written (names a folder)"),
+    (["--json", "n" * 256], f"bench: --json {'n' * 256} cannot be written (File name too long)"),
+    (["--json", "same", "--csv", "./same"], "bench: --csv and --json both name ./same;"),
+    (["--json", "same", "--csv", "link"], "bench: --csv and --json both name link;"),
+    (["--threads", "1", "--threads", "1024"],
+     "bench: --threads 1024 is more than 4 threads for each core that may be used here; name at"),
 ])
-def test_a_mistake_is_one_line_before_anything_is_measured(argv, message, capsys):
+@pytest.mark.parametrize("kernel", ["numpy", None])
+def test_a_mistake_is_one_line_before_anything_is_measured(
+        argv, message, kernel, capsys, tmp_path, monkeypatch):
+    if kernel:
+        monkeypatch.setenv("COURSE_KERNEL", kernel)
+    monkeypatch.setattr(report, "bench", lambda *args, **options: pytest.fail("it measures"))
+    monkeypatch.chdir(tmp_path)
+    os.symlink("same", "link")
     assert cli.main(["bench", *argv]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith(f"course: {message}")
-    assert captured.err.count("\n") == 1
+    assert captured.err.count("\n") == 1 and os.listdir() == ["link"]
+
+
+@each_backend
+def test_threads_that_are_no_number_are_refused_before_anything_is_measured(
+        name, capsys, monkeypatch):
+    monkeypatch.setenv("COURSE_THREADS", "abc")
+    monkeypatch.setattr(report, "bench", lambda *args, **options: pytest.fail("it measures"))
+    assert cli.main(["bench", "--variant", name]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("course: COURSE_THREADS=abc must be")
 
 
 def test_the_command_hands_on_its_options(monkeypatch, tmp_path):
@@ -464,6 +580,28 @@ def test_numpy_alone_is_probed_without_kernels():
     assert kernels.thread_counts([3]) == [1] and found.gb_per_s > 0
     assert found.float_operations is None and found.int8_operations is None
     assert "GFLOP" not in table.peaks_text({1: found})
+
+
+def test_tokens_of_the_model_follow_each_other_and_keep_their_samples(monkeypatch):
+    if not model_cases.MODEL.is_dir():
+        pytest.skip("the shipped model is not here")
+    made = []
+    real = model_cases.Engine.prefill
+    monkeypatch.setattr(model_cases.Engine, "prefill",
+                        lambda *args: made.append(real(*args)) or made[-1])
+    fork = model_cases.Session.fork
+    monkeypatch.setattr(model_cases.Session, "fork",
+                        lambda session: made.append(fork(session)) or made[-1])
+    monkeypatch.setattr(KVCache, "truncate",
+                        lambda *args: pytest.fail("its samples are thrown away"))
+    group = model_cases.build(1100, Bench(memory.Arena(64)))
+    for _ in range(3):
+        group.numpy["token"]()
+        group.numpy["token k=32"]()
+    assert [len(session) for session in made] == [1103, 1103]
+    assert made[0].last_step.blocks_read == 35 and made[1].last_step.blocks_read == 32
+    # With 1,024 tokens or fewer, 32 blocks are all rows: that would be the same row twice.
+    assert set(model_cases.build(100, Bench(memory.Arena(64))).numpy) == {"prefill", "token"}
 
 
 def test_groups_need_no_kernels_to_be_built():

@@ -72,16 +72,27 @@ class One:
 
 
 def test_the_bench_reads_the_crossover_off_its_own_rows():
-    dense = [One("two_pass", n, n / 1000) for n in (1024, 2048, 4096)]
-    rows = [*dense, *(One("sparse_attention_packed", n, 2.048) for n in (1024, 2048, 4096)),
+    contexts = (1024, 2048, 8192)
+    dense = [One("two_pass", n, n / 1000) for n in contexts]
+    rows = [*dense, *(One("sparse_attention_packed", n, 2.048) for n in contexts),
             One("gemv", None, 1.0), One("two_pass", 512, 1.0, threads=1)]
     (found,) = table.automatic_crossings(rows).values()
     assert 2048 <= found["q8"] <= 2050
-    always = [*dense, *(One("sparse_attention_packed", n, 1e-3) for n in (1024, 2048, 4096))]
+    always = [*dense, *(One("sparse_attention_packed", n, 1e-3) for n in contexts)]
     assert table.automatic_crossings(always) == {2: {"q8": 1024}}
-    never = [*dense, *(One("sparse_attention_packed", n, 9.0) for n in (1024, 2048, 4096))]
+    never = [*dense, *(One("sparse_attention_packed", n, 9.0) for n in contexts)]
     assert table.automatic_crossings(never) == {2: {"q8": None}}
     assert table.automatic_crossings(dense) == {}
+
+
+@pytest.mark.parametrize("contexts", [(512,), (2048, 16384), (512, 1024, 2048, 4096)])
+@pytest.mark.parametrize("ms", [1e-3, 1.5, 99.0])
+def test_few_or_short_contexts_say_nothing_of_all_others(contexts, ms):
+    rows = [One("two_pass", n, n / 1000) for n in contexts]
+    rows += [One("sparse_attention_packed", n, ms) for n in contexts]
+    assert table.automatic_crossings(rows) == {}
+    # Nor do dense rows alone fill the range up.
+    assert table.automatic_crossings([*rows, One("two_pass", 8192, 9.0)]) == {}
 
 
 def test_a_session_asks_the_gate(monkeypatch, tmp_path):
