@@ -39,6 +39,7 @@ cdef extern from "kernels.h":
 
 cdef extern from "parallel.h":
     int parallel_available()
+    long c_parallel_regions "parallel_regions"()
     double worth_a_thread
 
 
@@ -81,6 +82,11 @@ def share_small_work(yes):
     """Use all threads even where a call is done before they are awake, for tests; or not."""
     global worth_a_thread
     worth_a_thread = 0 if yes else 1 << 20
+
+
+def parallel_regions():
+    """Return how many calls have started more than one thread, for tests."""
+    return c_parallel_regions()
 
 
 def forked():

@@ -4,10 +4,14 @@
 #include <omp.h>
 #endif
 
+static long regions;  /* state for tests alone: no result depends on it */
+
 void parallel_for(ptrdiff_t count, int threads, piece_of_work run, void *context)
 {
 #ifdef _OPENMP
     if (threads > 1 && count > 1) {
+#pragma omp atomic
+        regions++;
         /* dynamic: on a board the slow cores take fewer pieces than the fast ones. */
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
         for (ptrdiff_t i = 0; i < count; i++)
@@ -28,6 +32,16 @@ int useful_threads(double multiply_adds, int threads)
     if (multiply_adds >= worth_a_thread * threads)
         return threads;
     return multiply_adds >= 2 * worth_a_thread ? (int)(multiply_adds / worth_a_thread) : 1;
+}
+
+long parallel_regions(void)
+{
+    long count;
+#ifdef _OPENMP
+#pragma omp atomic read
+#endif
+    count = regions;
+    return count;
 }
 
 int parallel_available(void)

@@ -20,6 +20,9 @@ int useful_threads(double multiply_adds, int threads);
 /* Multiply-adds that are worth a thread. Tests set it to 0: then small work is shared too. */
 extern double worth_a_thread;
 
+/* How often parallel_for has started more than one thread: tests ask whether it did. */
+long parallel_regions(void);
+
 /* 1 if the build can use more than one thread. */
 int parallel_available(void);
 

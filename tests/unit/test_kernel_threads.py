@@ -14,6 +14,7 @@ import kernels_pyx
 from course_lib.launcher.runner import environ
 from course_lib.paths import ROOT
 from tests.oracle.kernel_cases import SIZES, make
+from tests.sharing import shared_among
 
 pytestmark = pytest.mark.skipif(not kernels_pyx.VARIANTS,
                                 reason="the kernels are not compiled here")
@@ -28,7 +29,9 @@ from tests.oracle.kernel_cases import make
 variant = kernels_pyx.VARIANTS[0]
 call = make("two_pass", kvh=4, group=2, n=100, d=64, q8=0, count=0, block_size=8)
 kernels_pyx.set_num_threads(2)
+compiled.share_small_work(True)
 expected = call.digest(variant)
+assert compiled.parallel_regions() == (1 if compiled.HAS_THREADS else 0)
 """
 FORK = PARENT + """
 child = os.fork()
@@ -40,6 +43,7 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert compiled.get_num_threads() == (2 if compiled.HAS_THREADS else 1)
 assert call.digest(variant) == expected
+assert compiled.parallel_regions() == (2 if compiled.HAS_THREADS else 0)
 """
 POOL = PARENT + """
 import multiprocessing
@@ -60,19 +64,17 @@ def test_python_threads_that_call_at_once_get_the_same_bits():
     calls = [make(operation, **SIZES[operation][0]) for operation in sorted(SIZES)]
     expected = [call.digest(VARIANT) for call in calls]
     got: list[list[str]] = []
-    before = kernels_pyx.compiled.get_num_threads()
-    kernels_pyx.set_num_threads(2)
 
     def run():
         for _ in range(3):
             got.append([call.digest(VARIANT) for call in calls])
 
     workers = [threading.Thread(target=run) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    kernels_pyx.set_num_threads(before)
+    with shared_among(2, started=True):
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
     assert got == [expected] * 9
 
 

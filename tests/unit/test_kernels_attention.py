@@ -16,6 +16,7 @@ import kernels_pyx
 from course_lib import attention, backend
 from course_lib.arrays import LayerRows, NotFiniteError
 from course_lib.quant import quantize_blocks, quantize_rows
+from tests.sharing import shared_among
 from tests.unit.test_attention import oracle, single_pass_oracle
 
 F32 = np.float32
@@ -224,12 +225,12 @@ def test_the_number_of_threads_changes_no_bit(variant, name, dtype):
     q, rows = made(3, 5, 90, 64, dtype=dtype)
     lists = block_lists(np.random.default_rng(1), 15, 90, 16)
     results = []
-    try:
-        for count in (1, 2, 3, 8):
-            kernels_pyx.set_num_threads(count)
-            results.append([run(variant, name, q, rows), run(variant, name, q, rows, lists, 16)])
-    finally:
-        kernels_pyx.set_num_threads(1)
+    for count in (1, 2, 3, 8):
+        result = []
+        for arguments in ((q, rows), (q, rows, lists, 16)):
+            with shared_among(count, started=count > 1):
+                result.append(run(variant, name, *arguments))
+        results.append(result)
     for result in results[1:]:
         for a, b in zip(result, results[0], strict=True):
             assert_same_bits(a, b)

@@ -20,6 +20,7 @@ from course_lib.weight_blocks import (
     quantize_q4_0,
     quantize_q8_0,
 )
+from tests.sharing import shared_among
 
 F32 = np.float32
 KINDS = ("q8_0", "q4_0")
@@ -209,25 +210,18 @@ def test_more_rows_than_are_copied_at_a_time(variant, kind, n, cols):
     assert_same_bits(run(variant, kind, x, w), expected)
 
 
-@pytest.fixture
-def threads():
-    before = kernels_pyx.compiled.get_num_threads()
-    yield kernels_pyx.set_num_threads
-    kernels_pyx.set_num_threads(before)
-
-
 @needs_kernels
 @variants
 @pytest.mark.parametrize("kind", ["f32", *KINDS])
-def test_the_number_of_threads_changes_no_bit(variant, kind, threads):
+def test_the_number_of_threads_changes_no_bit(variant, kind):
     x = numbers((5, 256), 8)
     w = numbers((501, 256), 9) if kind == "f32" else packed(kind, 501, 256)
-    threads(1)
     one = [run(variant, kind, x[:n], w) for n in (1, 5)]
     for count in (2, 3, 64):
-        threads(count)
         for n, expected in zip((1, 5), one, strict=True):
-            assert_same_bits(run(variant, kind, x[:n], w), expected)
+            with shared_among(count, started=True):
+                got = run(variant, kind, x[:n], w)
+            assert_same_bits(got, expected)
 
 
 @needs_kernels

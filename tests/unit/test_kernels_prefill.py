@@ -14,6 +14,7 @@ import kernels_pyx
 from course_lib import attention, backend
 from course_lib.prefill_attention import attend_prefixes, causal_attention
 from course_lib.sparse_prefill import sparse_prefill_attention
+from tests.sharing import shared_among
 
 F32 = np.float32
 U = 2.0**-24
@@ -149,14 +150,11 @@ def test_any_shape_has_the_same_bits_on_every_variant_and_any_number_of_threads(
         visible.sort()
     first = data.draw(st.integers(0, rows + 1))
     results = []
-    try:
-        for threads, names in ((1, FAST), (3, FAST[:1])):
-            kernels_pyx.set_num_threads(threads)
+    for threads, names in ((1, FAST), (3, FAST[:1])):
+        with shared_among(threads):
             for variant in names:
                 importance = np.zeros((group * kv, n), F32)
                 results.append((prefill(variant, q, k, v, visible, importance, first), importance))
-    finally:
-        kernels_pyx.set_num_threads(backend.threads())
     for out, importance in results:
         assert np.isfinite(out).all()
         assert same(out, results[0][0]) and same(importance, results[0][1])
@@ -321,17 +319,30 @@ def test_antidiagonal_scores_are_their_definition(variant, shape):
                 assert got[h, m, n] == pytest.approx(want, abs=1e-4)
 
 
+@pytest.mark.parametrize("variant", FAST)
+@pytest.mark.parametrize("threads", (2, 3, 8))
+def test_threads_are_started_and_change_no_bit(variant, threads):
+    q, k, v, visible = made(6, 3, 70, 150, 40)
+    longer = made(6, 3, 72, 152, 40)[:2]
+    results = []
+    for count in (1, threads):
+        importance = np.zeros((6, 150), F32)
+        with shared_among(count, started=count > 1):
+            out = prefill(variant, q, k, v, visible, importance, 5)
+        with shared_among(count, started=count > 1):
+            scores = antidiagonal(variant, *longer, 4)
+        results.append((out, importance, scores))
+    assert all(map(same, *results))
+
+
 @settings(max_examples=30)
 @given(group=st.integers(1, 3), kv=st.integers(1, 2), m=st.integers(0, 20), n=st.integers(0, 80),
        d=st.integers(1, 40), stride=st.integers(1, 9))
 def test_antidiagonal_scores_have_the_same_bits_everywhere(group, kv, m, n, d, stride):
     q, k, _, _ = made(group * kv, kv, m * stride, n * stride, d)
     results = [antidiagonal(variant, q, k, stride) for variant in FAST]
-    try:
-        kernels_pyx.set_num_threads(3)
+    with shared_among(3):
         results.append(antidiagonal(best, q, k, stride))
-    finally:
-        kernels_pyx.set_num_threads(backend.threads())
     assert all(same(result, results[0]) for result in results)
 
 

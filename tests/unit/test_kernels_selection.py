@@ -15,6 +15,7 @@ from course_lib import backend, sparse
 from course_lib.arrays import LayerRows, NotFiniteError
 from course_lib.probe_keys import ProbeKeys
 from course_lib.quant import quantize_rows
+from tests.sharing import shared_among
 
 F32 = np.float32
 needs_kernels = pytest.mark.skipif(
@@ -323,15 +324,15 @@ def test_all_blocks_are_bit_equal_to_dense(variant, dtype):
 def test_threads_change_no_bit(variant, dtype):
     q, rows, importance = made(12, 6, 500, 48, dtype=dtype)
     want = attend(variant, q, rows, importance)
-    try:
-        for count in (2, 3, 8):
-            kernels_pyx.set_num_threads(count)
-            for shared in (False, True):
+    one_list = attend(variant, q, rows, importance, shared=True)
+    for count in (2, 3, 8):
+        for shared, expected in ((False, want), (True, one_list)):
+            with shared_among(count, started=True):
                 got = attend(variant, q, rows, importance, shared=shared)
-                assert shared or not assert_same_bits(got, want)
-            assert_same_bits([probe(variant, q, rows)], [want[1]])
-    finally:
-        kernels_pyx.set_num_threads(1)
+            assert_same_bits(got, expected)
+        with shared_among(count, started=True):
+            scores = probe(variant, q, rows)
+        assert_same_bits([scores], [want[1]])
 
 
 @row_types
