@@ -173,7 +173,8 @@ def compile_flags(target):
     """Return the flags for `target`. No -march, no -ffast-math: the bits must be the same on every
     machine, so no contraction into fused multiply-adds that the source does not ask for. Python's
     own flags ask for debugging information, which takes a third of the time."""
-    flags = ["-O3", "-g0", "-ffp-contract=off", "-fno-math-errno"]
+    flags = ["-O3", "-g0", "-ffp-contract=off", "-fno-math-errno",
+             "-Werror=incompatible-pointer-types", "-Werror=int-conversion"]  # as from gcc 14 on
     if target.split("-", 1)[0] in ("i386", "i486", "i586", "i686"):
         flags += ["-msse2", "-mfpmath=sse"]  # x87 would keep extra bits
     return flags

@@ -4,10 +4,13 @@
  * read (portable variant: the definition; the others give the same bits):
  *
  *     dot(q, k)   one v16 accumulator from 0, 16 values a step, fma(q, k, acc); then v16_sum
+ *                 single_pass_q8: q as int8; one chain over groups g of 32 values from 0,
+ *                 fma(q_scale[g], sum of g, s), where the sum of g is a whole number and exact
  *     score[t]    dot * k_scale[t] (int8 rows) * 1/sqrt(d)
  *     two pass    e[t] = exp(score[t] - max); S: a v16 sum of e, 16 tokens a step; w[t] = e[t] / S,
  *                 * v_scale[t] for int8 rows; out[c]: chain over t of fma(w[t], v[t][c], out[c])
- *     single pass blocks of 32 tokens: see single_pass_tile
+ *     single pass blocks of 32 tokens, w[t] = exp(score[t] - largest so far): see single_pass_tile;
+ *                 out by the same chain over w[t] * v_scale[t], all blocks; at the end out[c] / S
  *
  * exp is v16_exp. What is not finite is found before anything is compared. */
 #include "attention.h"
@@ -119,5 +122,8 @@ static void exp_each(const float *x, ptrdiff_t count, float *out)
 }
 
 static const struct attention_kernels attention_kernels = {
-    two_pass, single_pass, single_pass_q8, exp_each,
+    .two_pass = two_pass,
+    .single_pass = single_pass,
+    .single_pass_q8 = single_pass_q8,
+    .exp = exp_each,
 };

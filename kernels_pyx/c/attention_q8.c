@@ -39,7 +39,8 @@ static inline __m256i group_sums(__m256i q, __m256i k, __m256i offset)
 #endif
 }
 
-/* Dots with four rows. The eight partial sums of four rows are added together by pairs. */
+/* Dots with four rows. vphaddd adds neighbours, within each 128-bit half: after two of them, lane r
+ * of a half is the sum of row r's partial sums in that half; then the halves are added. */
 ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t *offsets,
                            const int8_t *k, ptrdiff_t d, float *dots)
 {

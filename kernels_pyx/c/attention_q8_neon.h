@@ -13,8 +13,9 @@ ALWAYS_INLINE int32x4_t group_sums(int8x16_t q0, int8x16_t q1, int8x16_t k0, int
 #endif
 }
 
-/* Four values that are in registers here: keeps the loads before it side by side, where two of them
- * become one instruction. It computes nothing. */
+/* An empty piece of assembly that claims to read and change four registers. It computes nothing,
+ * but the compiler must have loaded all four before it and cannot use one of them earlier: so the
+ * loads stay side by side, where two of them become one instruction. */
 #define TOGETHER(a, b, c, d) __asm__("" : "+w"(a), "+w"(b), "+w"(c), "+w"(d))
 
 /* 1.5 * 2^23: here floats are the integers, so an int32 that counts on from this one's bits is, read
@@ -22,7 +23,9 @@ ALWAYS_INLINE int32x4_t group_sums(int8x16_t q0, int8x16_t q1, int8x16_t k0, int
 enum { FLOAT_COUNTER = 0x4b400000, COUNTED_GROUPS = 8 };  /* 8 * 32 * 127 * 128 < 2^22 */
 
 /* Dots with four rows. The sums of a row run on from group to group; what a group adds is the
- * difference of two counters, as floats: exact, and a subtraction is cheaper than a conversion. */
+ * difference of two counters, as floats: exact, and a subtraction is cheaper than a conversion. The
+ * counter starts in lane 0 alone: two vpaddq make lane r of the result the sum of all four lanes of
+ * x[r], and in that it has to be once. */
 ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t *offsets,
                            const int8_t *k, ptrdiff_t d, float *dots)
 {

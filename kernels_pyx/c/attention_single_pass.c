@@ -10,6 +10,7 @@ struct single_pass_state {
     ptrdiff_t status;
 };
 
+/* In floats. 48: three arrays are moved up to a multiple of 64 bytes, by at most 15 floats each. */
 static size_t single_pass_scratch(ptrdiff_t queries, ptrdiff_t d)
 {
     const size_t each = 2 * ((size_t)d + 15) + TILE_TOKENS
@@ -70,7 +71,7 @@ static ptrdiff_t single_pass_rows(const float *q, ptrdiff_t queries, const struc
     struct single_pass_state *states =
         (struct single_pass_state *)aligned(padded_q + queries * padded);
     if (q8_query) {
-        int_q.scales = padded_q + queries * d / 4;
+        int_q.scales = padded_q + queries * d / 4;  /* behind queries * d bytes, 4 to a float */
         int_q.offsets = (int32_t *)(int_q.scales + queries * (d / GROUP));
         quantize_queries(q, queries, d, &int_q);
     } else {

@@ -146,5 +146,10 @@ static ptrdiff_t argmax(const float *x, ptrdiff_t count)
 }
 
 static const struct layer_kernels layer_kernels = {
-    rms_norm, rope_tables, rope, silu_mul, all_finite, argmax,
+    .rms_norm = rms_norm,
+    .rope_tables = rope_tables,
+    .rope = rope,
+    .silu_mul = silu_mul,
+    .all_finite = all_finite,
+    .argmax = argmax,
 };

@@ -34,7 +34,10 @@ static ptrdiff_t tile_rows(ptrdiff_t left, ptrdiff_t most)
 #include "linear_blocks.c"
 
 static const struct linear_kernels linear_kernels = {
-    linear_f32, linear_q8_0, linear_q4_0, quantize_activations,
+    .f32 = linear_f32,
+    .q8_0 = linear_q8_0,
+    .q4_0 = linear_q4_0,
+    .quantize_activations = quantize_activations,
 };
 
 #undef TILE_FUNCTION

@@ -222,5 +222,8 @@ static double int8_operations(ptrdiff_t rounds, int threads)
 #undef HIDE
 
 static const struct measure_kernels measure_kernels = {
-    sum_words, sum_blocks, float_operations, int8_operations,
+    .sum_words = sum_words,
+    .sum_blocks = sum_blocks,
+    .float_operations = float_operations,
+    .int8_operations = int8_operations,
 };

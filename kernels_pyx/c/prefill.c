@@ -298,4 +298,7 @@ static ptrdiff_t prefill_attention(const struct prefill_input *in, ptrdiff_t imp
 
 #include "antidiagonal.c"
 
-static const struct prefill_kernels prefill_kernels = {prefill_attention, antidiagonal_scores};
+static const struct prefill_kernels prefill_kernels = {
+    .attention = prefill_attention,
+    .antidiagonal_scores = antidiagonal_scores,
+};

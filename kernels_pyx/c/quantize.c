@@ -88,4 +88,7 @@ static void quantize_rows(const float *x, ptrdiff_t rows, ptrdiff_t d, enum roun
         scale[r] = quantize_row(x + r * d, d, rule, q + r * d);
 }
 
-static const struct quantize_kernels quantize_kernels = {first_bad_row, quantize_rows};
+static const struct quantize_kernels quantize_kernels = {
+    .first_bad_row = first_bad_row,
+    .quantize_rows = quantize_rows,
+};

@@ -39,7 +39,7 @@ static double exp2_of(double x)
 
 /* cos and sin of |x| < 2^31. x = n pi/2 + r with |r| <= pi/4; n pi/2 is subtracted in parts of pi/2
  * that have 22 bits, so that n times a part is exact. Taylor polynomials of degree 16 and 15 leave
- * 1e-17. The four quarters of a turn swap the two and change signs. */
+ * 5e-17. The four quarters of a turn swap the two and change signs. */
 static void cos_sin(double x, float *cos, float *sin)
 {
     const double magic = 6755399441055744.0;

@@ -19,5 +19,9 @@ static void importance_sums(const float *importance, ptrdiff_t n, ptrdiff_t bloc
 #include "selection_attend.c"
 
 static const struct selection_kernels selection_kernels = {
-    probe_scores, first_bad_value, importance_sums, select_blocks, sparse_attention,
+    .probe_scores = probe_scores,
+    .first_bad_value = first_bad_value,
+    .importance_sums = importance_sums,
+    .select_blocks = select_blocks,
+    .sparse_attention = sparse_attention,
 };

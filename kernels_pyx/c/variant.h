@@ -15,6 +15,12 @@
 
 #define VARIANT_TABLE(identifier, text)                                                            \
     const struct kernels identifier = {                                                            \
-        text, &quantize_kernels, &attention_kernels, &selection_kernels, &prefill_kernels,         \
-        &layer_kernels, &linear_kernels, &measure_kernels,                                         \
+        .name = text,                                                                              \
+        .quantize = &quantize_kernels,                                                             \
+        .attention = &attention_kernels,                                                           \
+        .selection = &selection_kernels,                                                           \
+        .prefill = &prefill_kernels,                                                               \
+        .layers = &layer_kernels,                                                                  \
+        .linear = &linear_kernels,                                                                 \
+        .measure = &measure_kernels,                                                               \
     }

@@ -2,7 +2,7 @@
 #include "variant.h"
 
 #if defined(__x86_64__)
-VARIANT_TABLE(kernels_portable, "portable-baseline");  /* no fused multiply-add: slow */
+VARIANT_TABLE(kernels_portable, "portable-baseline");  /* fmaf is a call: slow */
 #else
 VARIANT_TABLE(kernels_portable, "portable");
 #endif
