@@ -16,13 +16,20 @@ from course_lib.bench import table
 from course_lib.bench.groups import Plan, chosen
 from course_lib.bench.machine import (
     WINDOW,
+    WINDOWS,
     Kernels,
     Reader,
     machine_text,
     on_fast_cores,
     peaks,
 )
-from course_lib.bench.memory import ARENA_BYTES, Arena, arena_bytes, available_bytes
+from course_lib.bench.memory import (
+    ARENA_BYTES,
+    Arena,
+    arena_bytes,
+    available_bytes,
+    take_room_of_blas,
+)
 from course_lib.bench.records import csv_text, json_text, write
 from course_lib.bench.run import Run, all_plans, run, steps
 from course_lib.errors import CourseError
@@ -50,12 +57,13 @@ def bench(out: TextIO, *, quick: bool = False, parts: Set[str] = frozenset(),
         counts = counts[:1]
     everything = all_plans() if plans is None else plans
     todo = chosen(everything, parts, quick)
+    take_room_of_blas()
     size = arena_bytes(available_bytes()) if arena_size is None else arena_size
     with on_fast_cores(max(counts)) as remark:
         print(f"{machine_text()}{remark and '; ' + remark}", file=out)
         print(about(kernels, size), file=out, flush=True)
         try:
-            state = Run(kernels, Arena(size), Reader(kernels, min(WINDOW, size)))
+            state = Run(kernels, Arena(size), Reader(kernels, min(WINDOW, size // WINDOWS)))
         except MemoryError:
             raise CourseError(f"bench: there are not {size // 2**20} MB of memory to rotate; close "
                               "other programs, or raise the limit (ulimit -v).") from None

@@ -401,6 +401,24 @@ def test_too_little_memory_to_begin_is_one_sentence(place, monkeypatch):
         bench("numpy")
 
 
+def test_the_probe_takes_no_more_memory_than_the_rotation_and_blas_comes_first(monkeypatch):
+    order, sizes = [], []
+    monkeypatch.setattr(report, "take_room_of_blas", lambda: order.append("blas"))
+    monkeypatch.setattr(report, "available_bytes", lambda: order.append("count") or 36 * 2**20)
+
+    class Stop(Exception):
+        pass
+
+    def reader(kernels, nbytes):
+        sizes.append(nbytes * machine.WINDOWS)
+        raise Stop
+
+    monkeypatch.setattr(report, "Reader", reader)
+    with backend.using("numpy"), pytest.raises(Stop):
+        report.bench(io.StringIO())
+    assert order == ["blas", "count"] and sizes == [12 * 2**20]
+
+
 def test_nothing_to_measure_writes_no_file(tmp_path):
     with pytest.raises(CourseError, match="there is nothing of these parts here; nothing was mea"):
         bench("numpy", plans=[], json_path=str(tmp_path / "rows.json"))
