@@ -71,7 +71,7 @@ def bench(out: TextIO, *, quick: bool = False, parts: Set[str] = frozenset(),
                                      begun + QUICK_SECONDS if quick else math.inf)
     print_results(state, out)
     found = table.automatic_crossings(state.measured)
-    if found and finished and plans is None:
+    if found and finished and plans is None and kernels.chosen is not None:  # NumPy has no choice
         print(remembered_text(kernels.info.variant, found), file=out)
     if quick:
         print(quick_text(chosen(everything, parts, False), todo, late), file=out)
