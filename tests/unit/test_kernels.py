@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -231,3 +232,25 @@ def test_the_compiler_s_target_chooses_flags_and_no_target_gets_cpu_flags(monkey
         assert {"-O3", "-ffp-contract=off", "-fno-math-errno"} <= set(flags)
         assert not [f for f in flags if f.startswith(("-march", "-mcpu", "-ffast"))]
         assert ("-mfpmath=sse" in flags) == target.startswith("i686")
+
+
+HEADERS = sorted((ROOT / "kernels_pyx" / "c").glob("*.h"))
+TABLES = [(path.with_suffix(".c"), struct, body) for path in HEADERS for struct, body in re.findall(
+    r"^struct (\w*kernels) \{\n(.*?)^\};", path.read_text(), re.DOTALL | re.MULTILINE)
+    if struct != "kernels"]
+
+
+@pytest.mark.parametrize(("source", "struct", "body"), TABLES, ids=[row[1] for row in TABLES])
+def test_every_entry_of_a_table_is_filled(source, struct, body):
+    """C fills what a table leaves out with NULL, and says nothing."""
+    entries = re.findall(r"\(\*(\w+)\)\(|\w+_function \*(\w+);", re.sub(r"/\*.*?\*/", "", body,
+                                                                     flags=re.DOTALL))
+    table = re.search(rf"struct {struct} {struct} = \{{\n(.*?)\}};", source.read_text(), re.DOTALL)
+    assert table
+    filled = re.findall(r"^    \.(\w+) = \w+,$", table[1], re.MULTILINE)
+    assert filled == [function or typed for function, typed in entries] != []
+
+
+def test_every_family_has_a_table():
+    assert {struct for _, struct, _ in TABLES} == set(
+        re.findall(r"&(\w+_kernels)", (ROOT / "kernels_pyx/c/variant.h").read_text())) != set()
