@@ -11,6 +11,7 @@ import pytest
 
 import kernels_pyx
 from tests.oracle.kernel_cases import MEASURING, POISON, SIZES, Bits, cases, make
+from tests.sharing import shared_among
 
 GOLDEN = json.loads(
     (Path(__file__).parent / "golden" / "kernel_digests.json").read_text(encoding="ascii"))
@@ -24,14 +25,8 @@ needs_kernels = pytest.mark.skipif(not kernels_pyx.VARIANTS and not REQUIRED,
 
 @pytest.fixture(params=(1, 2, 3), ids=lambda count: f"threads_{count}")
 def threads(request):
-    from kernels_pyx import compiled
-
-    before = compiled.get_num_threads()
-    kernels_pyx.set_num_threads(request.param)
-    compiled.share_small_work(True)  # as all cases are
-    yield request.param
-    compiled.share_small_work(False)
-    kernels_pyx.set_num_threads(before)
+    with shared_among(request.param):
+        yield request.param
 
 
 @needs_kernels
