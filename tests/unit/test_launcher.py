@@ -169,11 +169,15 @@ def test_changed_kernels_are_compiled_again_and_nothing_else_happens(checkout):
     assert after == before
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_text("cut")])
+def cut(path: Path) -> None:
+    path.write_text("cut")
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, cut])
 def test_kernels_whose_file_is_gone_or_cut_short_are_compiled_again(checkout, harm):
     built = checkout / "kernels_pyx" / "portable.so"
     (checkout / "setup.py").write_text(
-        f"open({str(built)!r}, 'w').write('compiled')\n"
+        f"# so that it differs: {harm.__name__}\nopen({str(built)!r}, 'w').write('compiled')\n"
         "print('kernels: portable compiled for a test [files: kernels_pyx/portable.so]')\n")
     assert call(checkout, "start").stderr.endswith("kernels: portable compiled for a test\n")
     assert call(checkout, "start").stderr == ""
