@@ -75,6 +75,85 @@ ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t 
 
 #endif
 
+#if defined(V16_AVX512)
+
+/* What two queries together take of a row at once: it is loaded, and made unsigned, for both. */
+enum { PAIR_STEP = 128 };
+
+/* The first and the last 16 bytes of each group of 32, in registers of their own: products with the
+ * first and with the last add up lane by lane, and 4 partial sums of a group are left. */
+ALWAYS_INLINE void split_groups(const int8_t *x, __m512i *first, __m512i *last)
+{
+    const __m512i low = _mm512_loadu_si512(x), high = _mm512_loadu_si512(x + 64);
+    *first = _mm512_shuffle_i32x4(low, high, 0x88);
+    *last = _mm512_shuffle_i32x4(low, high, 0xdd);
+}
+
+/* x[r]: 4 partial sums in each 128 bits, of group after group of row r. s[r] = fma(scale of a
+ * group, its sum, s[r]), group after group, for the 4 rows side by side. */
+ALWAYS_INLINE __m128 add_groups(const __m512i *x, const float *q_scale, __m128 s)
+{
+    /* Halves of what is left of two rows in one register: as v16_sum16. */
+    __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi64(x[0], x[1]),
+                                 _mm512_unpackhi_epi64(x[0], x[1]));
+    __m512i b = _mm512_add_epi32(_mm512_unpacklo_epi64(x[2], x[3]),
+                                 _mm512_unpackhi_epi64(x[2], x[3]));
+    __m512 c = _mm512_castsi512_ps(a), d = _mm512_castsi512_ps(b);
+    __m512i sums = _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(c, d, 0x88)),
+                                    _mm512_castps_si512(_mm512_shuffle_ps(c, d, 0xdd)));
+    __m512 f = _mm512_cvtepi32_ps(sums);
+    s = _mm_fmadd_ps(_mm_set1_ps(q_scale[0]), _mm512_castps512_ps128(f), s);
+    s = _mm_fmadd_ps(_mm_set1_ps(q_scale[1]), _mm512_extractf32x4_ps(f, 1), s);
+    s = _mm_fmadd_ps(_mm_set1_ps(q_scale[2]), _mm512_extractf32x4_ps(f, 2), s);
+    return _mm_fmadd_ps(_mm_set1_ps(q_scale[3]), _mm512_extractf32x4_ps(f, 3), s);
+}
+
+/* dots[j * stride + r]: two queries with four rows of whole PAIR_STEPs. */
+ALWAYS_INLINE void q8_dot_pair4(const int8_t *q, const float *q_scale, const int32_t *offsets,
+                                const int8_t *k, ptrdiff_t d, float *dots, ptrdiff_t stride)
+{
+    __m128 s[2] = {_mm_setzero_ps(), _mm_setzero_ps()};
+    for (ptrdiff_t c = 0; c < d; c += PAIR_STEP) {
+        const ptrdiff_t g = c / GROUP, other = d / GROUP + g;
+        __m512i q_first[2], q_last[2], x[2][4];
+        split_groups(q + c, &q_first[0], &q_last[0]);
+        split_groups(q + d + c, &q_first[1], &q_last[1]);
+        const __m512i sign = _mm512_set1_epi8(-128);
+        const __m512i groups = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+        __m512i offset[2];  /* of each group in the first of its 4 lanes */
+        for (int j = 0; j < 2; j++) {
+            const __m128i four = _mm_loadu_si128((const __m128i *)(offsets + (j ? other : g)));
+            offset[j] = _mm512_maskz_permutexvar_epi32(0x1111, groups,
+                                                       _mm512_castsi128_si512(four));
+        }
+        UNROLL for (int r = 0; r < 4; r++) {
+            __m512i first, last;
+            split_groups(k + r * d + c, &first, &last);
+            first = _mm512_xor_si512(first, sign), last = _mm512_xor_si512(last, sign);
+            UNROLL for (int j = 0; j < 2; j++)
+                x[j][r] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(offset[j], first, q_first[j]),
+                                              last, q_last[j]);
+        }
+        s[0] = add_groups(x[0], q_scale + g, s[0]);
+        s[1] = add_groups(x[1], q_scale + other, s[1]);
+    }
+    _mm_storeu_ps(dots, s[0]);
+    _mm_storeu_ps(dots + stride, s[1]);
+}
+
+#else
+
+enum { PAIR_STEP = GROUP };
+
+ALWAYS_INLINE void q8_dot_pair4(const int8_t *q, const float *q_scale, const int32_t *offsets,
+                                const int8_t *k, ptrdiff_t d, float *dots, ptrdiff_t stride)
+{
+    q8_dot4(q, q_scale, offsets, k, d, dots);
+    q8_dot4(q + d, q_scale + d / GROUP, offsets + d / GROUP, k, d, dots + stride);
+}
+
+#endif
+
 /* Queries as int8: values[queries][d], scales and, for VNNI, -128 * sum of the values, both
  * [queries][d / 32]. */
 struct q8_queries {
@@ -110,12 +189,42 @@ ALWAYS_INLINE void q8_dot_run(const int8_t *q, const float *q_scale, const int32
         dots[r] = q8_dot(q, q_scale, k + r * d, d);
 }
 
+/* The same for two queries. */
+ALWAYS_INLINE void q8_dot_pair_run(const int8_t *q, const float *q_scale, const int32_t *offsets,
+                                   const int8_t *k, ptrdiff_t num_rows, ptrdiff_t d,
+                                   const char *ahead, float *restrict dots, ptrdiff_t stride)
+{
+    ptrdiff_t r = 0;
+    for (; r + 4 <= num_rows; r += 4) {
+        if (ahead)
+            prefetch(ahead + r * d, 4 * d);
+        q8_dot_pair4(q, q_scale, offsets, k + r * d, d, dots + r, stride);
+    }
+    for (; r < num_rows; r++) {
+        dots[r] = q8_dot(q, q_scale, k + r * d, d);
+        dots[stride + r] = q8_dot(q + d, q_scale + d / GROUP, k + r * d, d);
+    }
+}
+
 /* As dots_of_run, for int8 queries. */
 static void q8_dots_of_piece(const struct q8_queries *q, ptrdiff_t queries, const int8_t *k,
                              ptrdiff_t num_rows, ptrdiff_t d, const char *ahead, float *dots,
                              ptrdiff_t stride)
 {
-    for (ptrdiff_t j = 0; j < queries; j++, ahead = NULL) {
+    ptrdiff_t j = 0;
+    if ((int)PAIR_STEP > (int)GROUP && d % PAIR_STEP == 0)
+        for (; j + 2 <= queries; j += 2, ahead = NULL) {
+            const int8_t *values = q->values + j * d;
+            const float *scales = q->scales + j * (d / GROUP);
+            const int32_t *offsets = q->offsets + j * (d / GROUP);
+            if (d == 128)
+                q8_dot_pair_run(values, scales, offsets, k, num_rows, 128, ahead,
+                                dots + j * stride, stride);
+            else
+                q8_dot_pair_run(values, scales, offsets, k, num_rows, d, ahead,
+                                dots + j * stride, stride);
+        }
+    for (; j < queries; j++, ahead = NULL) {
         const int8_t *values = q->values + j * d;
         const float *scales = q->scales + j * (d / GROUP);
         const int32_t *offsets = q->offsets + j * (d / GROUP);

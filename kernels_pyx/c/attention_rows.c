@@ -20,8 +20,11 @@ enum { RUN_TOKENS = 64 };
 
 /* What is gone over more than once (by queries, by strips of columns) is this small: it stays in
  * the first cache, and memory is read in order but for so much. NEON loads the query once for each
- * piece, so there a piece is a whole tile of single_pass. */
-#if defined(V16_NEON)
+ * piece, so there a piece is a whole tile of single_pass; AVX-512, which has the sums of two
+ * queries over 128 columns in registers, loads and stores these for each piece. */
+#if defined(V16_AVX512)
+enum { PIECE_BYTES = 8192 };
+#elif defined(V16_NEON)
 enum { PIECE_BYTES = 4096 };
 #else
 enum { PIECE_BYTES = 2048 };
