@@ -4,14 +4,15 @@
 environment is read at the first use, not at import, so importing the library cannot fail
 because of it.
 
-``COURSE_THREADS`` is the number of threads of the compiled kernels; without it, one per
-performance core. It changes no bit of a result.
+``COURSE_THREADS`` is the number of threads of the compiled kernels, of which at most four per core
+are used; without it, one per performance core. It changes no bit of a result.
 
 A call cannot be interrupted: Ctrl-C takes effect when it returns, at the course's sizes within
 about a second.
 
 ``kernels_pyx`` provides ``VARIANTS``, the names of the variants that this build can run on this
-CPU, best first, and ``kernels(variant)``, a mapping from operation name to callable.
+CPU, best first, ``COMPILED``, whether there is a build at all, and ``kernels(variant)``, a mapping
+from operation name to callable.
 """
 
 import functools
@@ -67,14 +68,22 @@ def using(name: str) -> Iterator[BackendInfo]:
 def threads() -> int:
     """Return COURSE_THREADS, or the number of performance cores this process may use.
 
-    CourseError for a COURSE_THREADS that is not a number from 1 to 1024.
+    More than four threads per core help nobody: of COURSE_THREADS no more are used. CourseError
+    for one that is not a number from 1 to 1024.
     """
     text = os.environ.get("COURSE_THREADS", "").strip()
-    if text:
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
-            raise CourseError(f"COURSE_THREADS={text} must be a number from 1 to 1024.")
-        return int(text)
-    return len(performance_cores())
+    if not text:
+        return len(performance_cores())
+    if not (text.isascii() and text.isdigit() and len(text) <= 20 and 1 <= int(text) <= 1024):
+        shown = text if len(text) <= 20 else f"{text[:20]}..."
+        raise CourseError(f"COURSE_THREADS={shown} must be a number from 1 to 1024.")
+    return min(int(text), 4 * len(usable_cores()))
+
+
+def usable_cores() -> list[int]:
+    """Return the cores that this process may use."""
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return usable or list(range(os.cpu_count() or 1))
 
 
 def performance_cores() -> list[int]:
@@ -82,8 +91,7 @@ def performance_cores() -> list[int]:
 
     On a board with fast and slow cores Linux states each core's capacity; elsewhere all are equal.
     """
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    usable = usable or list(range(os.cpu_count() or 1))
+    usable = usable_cores()
     capacity = {}
     for core in usable:
         try:
@@ -141,4 +149,8 @@ def _load() -> tuple[Any, str]:
         return None, f"kernels_pyx does not load ({error})"
     if module.__spec__ is None or module.__spec__.origin is None:
         return None, "kernels_pyx is a folder without a package"  # a half-cleaned checkout
+    if not all(hasattr(module, name) for name in ("VARIANTS", "kernels", "set_num_threads")):
+        return None, "kernels_pyx is another module of that name"
+    if not getattr(module, "COMPILED", True):
+        return None, "the kernels are not compiled"
     return module, ""

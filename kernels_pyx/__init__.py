@@ -15,7 +15,10 @@ from typing import Any
 # With a read-only checkout the compiled module lies in the environment's site-packages.
 __path__ = extend_path(__path__, __name__)
 
-if find_spec(f"{__name__}.compiled"):
+COMPILED = bool(find_spec(f"{__name__}.compiled"))
+"""Whether the kernels are compiled at all."""
+
+if COMPILED:
     from kernels_pyx import compiled
 
     _VARIANTS = {variant.name: variant for variant in compiled.runnable()}

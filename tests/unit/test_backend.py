@@ -187,3 +187,29 @@ def test_the_subject_imports_the_subject_only():
         "arrays", "attention", "attention_common", "backend", "errors", "gather", "kvcache",
         "linear", "prefill_attention", "probe_keys", "quant", "selection", "sparse",
         "sparse_kernels", "sparse_prefill", "weight_blocks")]
+
+
+def test_a_package_that_is_not_compiled_says_so(monkeypatch):
+    provide(monkeypatch, ())
+    monkeypatch.setattr(sys.modules["kernels_pyx"], "COMPILED", False, raising=False)
+    assert backend.info().reason == "the kernels are not compiled"
+    monkeypatch.setenv("COURSE_KERNEL", "avx2")
+    with pytest.raises(CourseError, match="not compiled; build them"):
+        backend.info()
+
+
+def test_a_foreign_module_of_that_name_leaves_numpy(monkeypatch):
+    provide(monkeypatch, ())
+    monkeypatch.delattr(sys.modules["kernels_pyx"], "VARIANTS")
+    assert backend.info() == backend.BackendInfo("numpy", "numpy",
+                                                 "kernels_pyx is another module of that name")
+
+
+def test_no_more_than_four_threads_per_core_are_used(monkeypatch):
+    monkeypatch.setattr(backend, "usable_cores", lambda: [0, 1])
+    for text, count in (("8", 8), ("9", 8), ("1024", 8)):
+        monkeypatch.setenv("COURSE_THREADS", text)
+        assert backend.threads() == count
+    monkeypatch.setenv("COURSE_THREADS", "1" * 5000)
+    with pytest.raises(CourseError, match=r"COURSE_THREADS=1{20}\.\.\. must be"):
+        backend.threads()
