@@ -44,8 +44,13 @@ cdef extern from "parallel.h":
 
 
 cdef class Variant:
-    """The operations of one instruction set, as C functions."""
+    """The operations of one instruction set, as C functions: those of runnable()[place]."""
     cdef const c_kernels *c
+
+    def __cinit__(self, place):
+        cdef const c_kernels *found[MAX_VARIANTS]
+        cdef int count = runnable_kernels(found)
+        self.c = found[whole(place, "place", 0, count - 1)]
 
     @property
     def name(self):
@@ -55,14 +60,7 @@ cdef class Variant:
 def runnable():
     """Return the variants that this CPU runs, best first."""
     cdef const c_kernels *found[MAX_VARIANTS]
-    cdef int count = runnable_kernels(found)
-    cdef Variant variant
-    variants = []
-    for i in range(count):
-        variant = Variant()
-        variant.c = found[i]
-        variants.append(variant)
-    return variants
+    return [Variant(place) for place in range(runnable_kernels(found))]
 
 
 HAS_THREADS = bool(parallel_available())

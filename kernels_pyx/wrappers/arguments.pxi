@@ -4,19 +4,28 @@ from cpython.buffer cimport (
     PyBUF_FORMAT,
     PyBUF_STRIDES,
     PyBUF_WRITABLE,
+    PyBuffer_FillContiguousStrides,
     PyBuffer_Release,
     PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
 
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.math cimport INFINITY, isfinite
+from libc.string cimport memcpy
 
+import sys
 from operator import index
 
 cdef dict BUFFER_FORMATS = {
     "float32": ("f",), "float16": ("e",), "int8": ("b",), "uint8": ("B",),
     "int32": ("i",) if sizeof(int) == 4 else ("l",),
     "int64": ("l", "q") if sizeof(long) == 8 else ("q",),
+}
+# The same with the byte order written out, as ctypes does; these codes have sizes of their own.
+cdef str NATIVE_ORDER = "<" if sys.byteorder == "little" else ">"
+cdef dict STANDARD_FORMATS = {
+    "float32": "f", "float16": "e", "int8": "b", "uint8": "B", "int32": "il", "int64": "q",
 }
 
 
@@ -72,6 +81,7 @@ cdef class Array:
     layout; both name the argument. Holds the buffer while it lives.
     """
     cdef Py_buffer view
+    cdef Py_ssize_t own_strides[4]
     cdef bint held
     cdef str name
 
@@ -92,11 +102,17 @@ cdef class Array:
         found = (<bytes>self.view.format).decode("utf-8", "replace") if self.view.format else "B"
         if found[:1] == "=" and found[1:] in BUFFER_FORMATS[dtype]:
             raise ValueError(f"{name} is misaligned in memory; pass a copy")  # NumPy's mark of it
-        if found not in BUFFER_FORMATS[dtype]:
+        if found not in BUFFER_FORMATS[dtype] and not (
+                len(found) == 2 and found[0] == NATIVE_ORDER
+                and found[1] in STANDARD_FORMATS[dtype]):
             raise TypeError(f"{name} must be {wanted} in native byte order, "
                             f"its buffer format is {found!r}")
         if self.view.ndim != ndim:
             raise ValueError(f"{name} must be {wanted}, it has {self.view.ndim}")
+        if self.view.strides == NULL:  # ctypes: always contiguous
+            PyBuffer_FillContiguousStrides(ndim, self.view.shape, self.own_strides,
+                                           <int>self.view.itemsize, c"C")
+            self.view.strides = self.own_strides
         if not self.contiguous_from(1 if heads else 0):
             raise ValueError(f"{name} must be C-contiguous; pass numpy.ascontiguousarray({name})")
         if <uintptr_t>self.view.buf % self.view.itemsize:
@@ -150,3 +166,27 @@ cdef class Array:
     def __dealloc__(self):
         if self.held:
             PyBuffer_Release(&self.view)
+
+
+cdef class Private:
+    """Memory of an array's size that no other thread can write to while the GIL is released.
+
+    What C uses as an index is checked here and read from here; it begins as a copy of the array.
+    What C reads back after writing it is made here, and then given to the array.
+    """
+    cdef void *data
+    cdef Array array
+
+    def __cinit__(self, Array array not None, bint output=False):
+        self.array = array
+        self.data = PyMem_Malloc(<size_t>array.view.len)
+        if self.data == NULL:
+            raise MemoryError(f"no memory for a copy of {array.name}")
+        if not output:
+            memcpy(self.data, array.view.buf, <size_t>array.view.len)
+
+    cdef void give(self):
+        memcpy(self.array.view.buf, self.data, <size_t>self.array.view.len)
+
+    def __dealloc__(self):
+        PyMem_Free(self.data)

@@ -1,7 +1,5 @@
 # Attention of one query per head over the rows of a KV cache.
 
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
-
 cdef extern from "attention.h":
     cdef struct kv_rows:
         const void *k
@@ -28,7 +26,7 @@ cdef extern from "attention.h":
 
 
 @operation
-def two_pass(Variant variant, q, k, v, k_scale, v_scale, blocks, block_size, out):
+def two_pass(Variant variant not None, q, k, v, k_scale, v_scale, blocks, block_size, out):
     """Exact attention of one query per head: all scores, their softmax, then V.
 
     q float32 [H, d]; k, v [KVH, n, d] float32 with scales None, or int8 with float32 scales
@@ -44,14 +42,14 @@ def two_pass(Variant variant, q, k, v, k_scale, v_scale, blocks, block_size, out
 
 
 @operation
-def single_pass(Variant variant, q, k, v, k_scale, v_scale, blocks, block_size, out):
+def single_pass(Variant variant not None, q, k, v, k_scale, v_scale, blocks, block_size, out):
     """Attention by online softmax in blocks of 32 tokens; arguments as for two_pass."""
     run_attention(variant, variant.c.attention.single_pass, q, k, v, k_scale, v_scale, blocks,
                   block_size, out)
 
 
 @operation
-def single_pass_q8(Variant variant, q, k, v, k_scale, v_scale, blocks, block_size, out):
+def single_pass_q8(Variant variant not None, q, k, v, k_scale, v_scale, blocks, block_size, out):
     """As single_pass, with the query quantized per 32 values: int8 rows only, d % 32 == 0."""
     if k_scale is None or v_scale is None:
         raise TypeError("k_scale and v_scale must be float32 arrays of 2 axes: single_pass_q8 "
@@ -64,7 +62,7 @@ def single_pass_q8(Variant variant, q, k, v, k_scale, v_scale, blocks, block_siz
 
 
 @operation
-def exp(Variant variant, x, out):
+def exp(Variant variant not None, x, out):
     """The exponential function of the kernels, below 3 ulp off: out[i] = exp(x[i]).
 
     x and out float32 [n], the same array allowed; x up to 88, 0 below -87. ValueError for other
@@ -99,6 +97,7 @@ cdef int run_attention(Variant variant, attention_function *function, object q, 
     cdef Array values = Array(v, "v", dtype, 3, False, True)
     cdef Array k_scales = None, v_scales = None, lists = None
     cdef Array output = Array(out, "out", "float32", 2, True)
+    cdef Private ids
     cdef kv_rows rows
     cdef block_lists chosen
     cdef ptrdiff_t num_heads = queries.size(0), status
@@ -135,7 +134,8 @@ cdef int run_attention(Variant variant, attention_function *function, object q, 
     chosen.block_size = min(whole(block_size, "block_size", 1, <ptrdiff_t>((<size_t>-1) >> 1)), rows.n)
     if blocks is not None:
         lists = Array(blocks, "blocks", "int32", 2)
-        chosen.ids = <const int32_t *>lists.view.buf
+        ids = Private(lists)
+        chosen.ids = <const int32_t *>ids.data
         chosen.lists, chosen.count = lists.size(0), lists.size(1)
         check_blocks(chosen, num_heads, rows.num_kv_heads, rows.n)
         inputs.append(lists)

@@ -14,7 +14,7 @@ cdef extern from "layers.h":
 
 
 @operation
-def rms_norm(Variant variant, x, gain, eps, out):
+def rms_norm(Variant variant not None, x, gain, eps, out):
     """x / sqrt(mean of x^2 + eps) * gain of every row.
 
     x float32 [rows, d], gain float32 [d], eps a number of at least 0; out float32 [rows, d]
@@ -45,7 +45,7 @@ def rms_norm(Variant variant, x, gain, eps, out):
 
 
 @operation
-def rope_tables(Variant variant, positions, theta, out_cos, out_sin):
+def rope_tables(Variant variant not None, positions, theta, out_cos, out_sin):
     """cos and sin of the RoPE angles: position * theta^(-i / pairs), the product in float32.
 
     positions int64 [n]; theta a float32 number above 0; out_cos and out_sin float32 [n, pairs]
@@ -72,7 +72,7 @@ def rope_tables(Variant variant, positions, theta, out_cos, out_sin):
 
 
 @operation
-def rope(Variant variant, x, cos, sin, out):
+def rope(Variant variant not None, x, cos, sin, out):
     """Turn each pair (x[i], x[i + d/2]) of every head by the angle of its token.
 
     x float32 [tokens, heads, d], d even; cos, sin float32 [tokens, d/2]; out float32 [tokens,
@@ -103,7 +103,7 @@ def rope(Variant variant, x, cos, sin, out):
 
 
 @operation
-def silu_mul(Variant variant, gate, up, out):
+def silu_mul(Variant variant not None, gate, up, out):
     """gate / (1 + exp(-gate)) * up of every element.
 
     gate, up float32 [rows, d]; out float32 [rows, d] receives the result. ValueError for NaN or
@@ -132,7 +132,7 @@ def silu_mul(Variant variant, gate, up, out):
 
 
 @operation
-def argmax(Variant variant, x):
+def argmax(Variant variant not None, x):
     """Return the index of the largest number of x float32 [n], n >= 1: the lowest one on ties.
 
     ValueError for NaN and for an empty array, TypeError for a wrong dtype.

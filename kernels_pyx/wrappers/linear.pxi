@@ -32,7 +32,7 @@ cdef ptrdiff_t blocks_of_32(Array x) except -1:
 
 
 @operation
-def linear_f32(Variant variant, x, w, out):
+def linear_f32(Variant variant not None, x, w, out):
     """out[t] = w · x[t]: x float32 [n, cols], w float32 [rows, cols], out float32 [n, rows].
 
     16 chains of fused multiply-adds over the columns, then a halving tree: the same bits for any
@@ -94,7 +94,7 @@ cdef int quantized_product(Variant variant, bint q4, object x, object codes, obj
 
 
 @operation
-def linear_q8_0(Variant variant, x, codes, scales, out):
+def linear_q8_0(Variant variant not None, x, codes, scales, out):
     """out[t] = w · x[t] for Q8_0 weights in panels of 16 rows; course_lib.linear packs them.
 
     x float32 [n, cols] with cols a multiple of 32, which is quantized to int8 in blocks of 32;
@@ -106,7 +106,7 @@ def linear_q8_0(Variant variant, x, codes, scales, out):
 
 
 @operation
-def linear_q4_0(Variant variant, x, codes, scales, out):
+def linear_q4_0(Variant variant not None, x, codes, scales, out):
     """out[t] = w · x[t] for Q4_0 weights in panels of 16 rows: as linear_q8_0, with codes uint8
     [ceil(rows / 16), cols / 8, 16, 4], byte k of group g of a block holding columns 4 g + k in its
     low and 16 + 4 g + k in its high four bits.
@@ -115,7 +115,7 @@ def linear_q4_0(Variant variant, x, codes, scales, out):
 
 
 @operation
-def quantize_activations(Variant variant, x, out_q, out_scale):
+def quantize_activations(Variant variant not None, x, out_q, out_scale):
     """Quantize rows to int8 in blocks of 32 as linear_q8_0 does: max-abs / 127, ties to even.
 
     x float32 [n, cols] with cols a multiple of 32; out_q int8 [n, cols]; out_scale float32

@@ -13,7 +13,7 @@ MAX_ROUNDS = 2**24
 
 
 @operation
-def read_words(Variant variant, words):
+def read_words(Variant variant not None, words):
     """Read int32 words in order and return their sum modulo 2**32.
 
     words int32 [n], read-only allowed. TypeError for another dtype, ValueError for another layout.
@@ -29,7 +29,7 @@ def read_words(Variant variant, words):
 
 
 @operation
-def read_blocks(Variant variant, words, first, size):
+def read_blocks(Variant variant not None, words, first, size):
     """Read blocks of `size` words, each from word first[i] on; return their sum modulo 2**32.
 
     words int32 [n], first int64 [blocks]. ValueError for a block that is not inside words.
@@ -37,7 +37,8 @@ def read_blocks(Variant variant, words, first, size):
     cdef Array checked = Array(words, "words", "int32", 1)
     cdef Array starts = Array(first, "first", "int64", 1)
     cdef const uint32_t *x = <const uint32_t *>checked.view.buf
-    cdef const int64_t *start = <const int64_t *>starts.view.buf
+    cdef Private copied = Private(starts)
+    cdef const int64_t *start = <const int64_t *>copied.data
     cdef ptrdiff_t count = checked.size(0), blocks = starts.size(0), i
     cdef uint32_t total
     cdef int threads = num_threads
@@ -51,7 +52,7 @@ def read_blocks(Variant variant, words, first, size):
 
 
 @operation
-def compute_float(Variant variant, rounds):
+def compute_float(Variant variant not None, rounds):
     """Do rounds of independent float32 multiply-adds on every thread; return how many operations
     (two a multiply-add) those were. ValueError unless rounds is 0 to MAX_ROUNDS."""
     cdef double operations
@@ -63,7 +64,7 @@ def compute_float(Variant variant, rounds):
 
 
 @operation
-def compute_int8(Variant variant, rounds):
+def compute_int8(Variant variant not None, rounds):
     """Do rounds of independent int8 products summed in int32 on every thread, by the instructions
     that the variant's weight products use; returns and raises as compute_float."""
     cdef double operations

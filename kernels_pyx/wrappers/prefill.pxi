@@ -36,7 +36,7 @@ cdef int require_heads(ptrdiff_t num_heads, ptrdiff_t num_kv_heads) except -1:
 
 
 @operation
-def prefill_attention(Variant variant, q, k, v, visible, out, importance=None,
+def prefill_attention(Variant variant not None, q, k, v, visible, out, importance=None,
                       importance_from_row=0):
     """Attention of every query row over its own prefix of the rows, as two_pass computes it.
 
@@ -54,6 +54,7 @@ def prefill_attention(Variant variant, q, k, v, visible, out, importance=None,
     cdef Array seen = Array(visible, "visible", "int64", 1)
     cdef Array result = Array(out, "out", "float32", 3, True)
     cdef Array weights
+    cdef Private prefixes
     cdef prefill_input input
     cdef ptrdiff_t first = whole(importance_from_row, "importance_from_row", 0, LARGEST_INDEX)
     cdef ptrdiff_t i, status
@@ -76,7 +77,8 @@ def prefill_attention(Variant variant, q, k, v, visible, out, importance=None,
         apart((result, weights), (queries, keys, values, seen))
         sums = <float *>weights.view.buf
     input.q, input.k = <const float *>queries.view.buf, <const float *>keys.view.buf
-    input.v, input.visible = <const float *>values.view.buf, <const int64_t *>seen.view.buf
+    prefixes = Private(seen)
+    input.v, input.visible = <const float *>values.view.buf, <const int64_t *>prefixes.data
     input.k_head_stride, input.v_head_stride = keys.head_stride(), values.head_stride()
     for i in range(input.rows):
         if not 0 <= input.visible[i] <= input.n:
@@ -96,7 +98,7 @@ def prefill_attention(Variant variant, q, k, v, visible, out, importance=None,
 
 
 @operation
-def antidiagonal_scores(Variant variant, q, k, stride, out):
+def antidiagonal_scores(Variant variant not None, q, k, stride, out):
     """Sums of raw scores along antidiagonals of squares of `stride` queries by `stride` keys.
 
     q float32 [num_heads, Lq, d]; k float32 [num_kv_heads, Lk, d], a view of a longer cache

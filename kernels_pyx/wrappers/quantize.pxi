@@ -10,7 +10,7 @@ cdef extern from "quantize.h":
 
 
 @operation
-def quantize_rows(Variant variant, x, rule_code, out_q, out_scale):
+def quantize_rows(Variant variant not None, x, rule_code, out_q, out_scale):
     """Quantize rows of float32 to int8 with one scale a row (engine rule 1).
 
     x float32 [rows, d], read-only allowed; rule_code an index into ROUNDING_RULES; out_q int8

@@ -32,7 +32,7 @@ cdef class ProbedRows:
     cdef const kv_rows *packed_rows
     cdef ptrdiff_t heads, n_blocks, block_size, n_probe
 
-    def __init__(self, Variant variant, q, k, v, k_scale, v_scale, block_size, n_probe):
+    def __init__(self, Variant variant not None, q, k, v, k_scale, v_scale, block_size, n_probe):
         cdef str dtype = "float32" if k_scale is None else "int8"
         cdef ptrdiff_t kv_heads, n, d
         self.packed_rows = NULL
@@ -66,7 +66,7 @@ cdef class ProbedRows:
         self.block_size = min(whole(block_size, "block_size", 1, PTRDIFF_MAX), n)
         self.n_probe = min(whole(n_probe, "n_probe", 1, PTRDIFF_MAX), n)
         self.n_blocks = block_count(n, self.block_size)
-        require_finite_values(variant, self.q)
+        require_finite_values(variant, self.q, self.q.view.buf)
 
     cdef int take_samples(self, samples, sample_scale) except -1:
         """The packed samples of the first full blocks, or None."""
@@ -116,12 +116,14 @@ cdef class ProbedRows:
 
 
 cdef class Chosen:
-    """The checked arrays of a choice, and the C struct that points to them."""
+    """The checked arrays of a choice, and the C struct that points to private copies of them."""
     cdef choice c
     cdef Array importance, order, ids, recency, evicted
+    cdef Private sums
+    cdef tuple results
 
-    def __init__(self, Variant variant, ptrdiff_t heads, ptrdiff_t n_blocks, importance_sums,
-                 k_blocks, order, ids, recency, evicted):
+    def __init__(self, Variant variant not None, ptrdiff_t heads, ptrdiff_t n_blocks,
+                 importance_sums, k_blocks, order, ids, recency, evicted):
         cdef ptrdiff_t k = min(whole(k_blocks, "k_blocks", 1, PTRDIFF_MAX), 2 * n_blocks)
         self.order = Array(order, "order", "int32", 2, True)
         self.ids = Array(ids, "ids", "int32", 2, True)
@@ -132,16 +134,26 @@ cdef class Chosen:
         if importance_sums is not None:
             self.importance = Array(importance_sums, "importance_sums", "float32", 1)
             self.importance.require_shape((n_blocks,), "to have one for each block")
-            require_finite_values(variant, self.importance)
-            self.c.importance = <const float *>self.importance.view.buf
+            self.sums = Private(self.importance)
+            require_finite_values(variant, self.importance, self.sums.data)
+            self.c.importance = <const float *>self.sums.data
             self.c.reserved = min((k + 1) // 2, n_blocks)
         self.order.require_shape((heads, self.c.k), "to have k_blocks places for each head")
         self.ids.require_shape((heads, self.c.k), "to have k_blocks places for each head")
         self.recency.require_shape((heads,), "to have one for each head")
         self.evicted.require_shape((heads,), "to have one for each head")
-        self.c.order, self.c.ids = <int32_t *>self.order.view.buf, <int32_t *>self.ids.view.buf
-        self.c.recency = <int32_t *>self.recency.view.buf
-        self.c.evicted = <int32_t *>self.evicted.view.buf
+        self.results = tuple(Private(output, True) for output in self.outputs())
+        self.c.order, self.c.ids = <int32_t *>self.result(0), <int32_t *>self.result(1)
+        self.c.recency, self.c.evicted = <int32_t *>self.result(2), <int32_t *>self.result(3)
+
+    cdef void *result(self, int place):
+        return (<Private>self.results[place]).data
+
+    cdef void give(self):
+        """Write the choice to the caller's arrays."""
+        cdef Private result
+        for result in self.results:
+            result.give()
 
     cdef tuple outputs(self):
         return (self.order, self.ids, self.recency, self.evicted)
@@ -158,20 +170,21 @@ cdef ptrdiff_t block_count(ptrdiff_t n, ptrdiff_t block_size) except -1:
     return count
 
 
-cdef int require_finite_values(Variant variant, Array array) except -1:
-    """ValueError naming the first place of a contiguous float32 array with NaN or infinity."""
+cdef int require_finite_values(Variant variant, Array array, const void *values) except -1:
+    """ValueError naming the first place with NaN or infinity in the values of a contiguous float32
+    array: those in it, or in a copy."""
     cdef ptrdiff_t count = array.view.len // array.view.itemsize, bad
     with nogil:
-        bad = variant.c.selection.first_bad_value(<const float *>array.view.buf, count)
+        bad = variant.c.selection.first_bad_value(<const float *>values, count)
     if bad >= 0:
         raise ValueError(f"{array.name} holds NaN or infinity at place {bad}")
     return 0
 
 
-cdef int require_finite_scores(Variant variant, Array scores) except -1:
+cdef int require_finite_scores(Variant variant, Array scores, const void *values) except -1:
     cdef ptrdiff_t count = scores.size(0) * scores.size(1), bad
     with nogil:
-        bad = variant.c.selection.first_bad_value(<const float *>scores.view.buf, count)
+        bad = variant.c.selection.first_bad_value(<const float *>values, count)
     if bad >= 0:
         raise ValueError(f"the probe score of block {bad % scores.size(1)} is not finite; "
                          "a K row of it is bad.")
@@ -179,7 +192,7 @@ cdef int require_finite_scores(Variant variant, Array scores) except -1:
 
 
 @operation
-def probe_scores(Variant variant, q, k, k_scale, block_size, n_probe, out):
+def probe_scores(Variant variant not None, q, k, k_scale, block_size, n_probe, out):
     """Score every block of a context by the largest q . k over its sampled rows.
 
     q float32 [heads, d]; k float32 or int8 [kv_heads, n, d], views cache[:, :n] allowed, heads a
@@ -195,11 +208,11 @@ def probe_scores(Variant variant, q, k, k_scale, block_size, n_probe, out):
         variant.c.selection.probe_scores(<const float *>given.q.view.buf, given.heads, &given.rows,
                                          given.packed_rows, given.block_size, given.n_probe,
                                          <float *>scores.view.buf, threads)
-    require_finite_scores(variant, scores)
+    require_finite_scores(variant, scores, scores.view.buf)
 
 
 @operation
-def importance_sums(Variant variant, importance, block_size, out):
+def importance_sums(Variant variant not None, importance, block_size, out):
     """Sum an importance array over each block, in float32, token after token.
 
     importance float32 [n], n at least 1; out float32 [ceil(n / block_size)] receives the sums.
@@ -224,7 +237,8 @@ def importance_sums(Variant variant, importance, block_size, out):
 
 
 @operation
-def select_blocks(Variant variant, probe, importance_sums, k_blocks, order, ids, recency, evicted):
+def select_blocks(Variant variant not None, probe, importance_sums, k_blocks, order, ids, recency,
+                  evicted):
     """Choose the blocks of every head from their scores (course_lib.sparse.select_heads).
 
     probe float32 [heads, n_blocks]; importance_sums float32 [n_blocks] or None; k_blocks at least
@@ -236,6 +250,7 @@ def select_blocks(Variant variant, probe, importance_sums, k_blocks, order, ids,
     cdef Array scores = Array(probe, "probe", "float32", 2)
     cdef ptrdiff_t heads = scores.size(0)
     cdef Chosen chosen
+    cdef Private copied
     cdef int enough
     if scores.size(1) == 0:
         raise ValueError("probe must hold a score for at least one block")
@@ -244,16 +259,18 @@ def select_blocks(Variant variant, probe, importance_sums, k_blocks, order, ids,
                          f"{scores.size(1)}")
     chosen = Chosen(variant, heads, scores.size(1), importance_sums, k_blocks, order, ids, recency,
                     evicted)
-    require_finite_values(variant, scores)
     apart(chosen.outputs(), (scores, *chosen.inputs()))
+    copied = Private(scores)
+    require_finite_values(variant, scores, copied.data)
     with nogil:
-        enough = variant.c.selection.select_blocks(<const float *>scores.view.buf, heads, &chosen.c)
+        enough = variant.c.selection.select_blocks(<const float *>copied.data, heads, &chosen.c)
     if not enough:
         raise MemoryError("no memory to choose blocks")
+    chosen.give()
 
 
 @operation
-def sparse_attention(Variant variant, q, k, v, k_scale, v_scale, importance_sums, k_blocks,
+def sparse_attention(Variant variant not None, q, k, v, k_scale, v_scale, importance_sums, k_blocks,
                      block_size, n_probe, shared, out, probe, order, ids, recency, evicted,
                      samples=None, sample_scale=None):
     """Probe every block, choose, and attend over the chosen ones, all heads of a layer.
@@ -276,6 +293,7 @@ def sparse_attention(Variant variant, q, k, v, k_scale, v_scale, importance_sums
     cdef ptrdiff_t bad_token = -1
     cdef int threads = num_threads, share = <int>whole(shared, "shared", 0, 1)
     cdef sparse_status status
+    cdef Private probed = Private(scores, True)
     if v is None:
         raise TypeError("v must be an array, not None")
     if (k_scale is None) != (v_scale is None):
@@ -286,9 +304,9 @@ def sparse_attention(Variant variant, q, k, v, k_scale, v_scale, importance_sums
         status = variant.c.selection.sparse_attention(
             <const float *>given.q.view.buf, given.heads, &given.rows, given.packed_rows,
             given.block_size, given.n_probe, share, &chosen.c,
-            <float *>scores.view.buf, <float *>output.view.buf, threads, &bad_token)
+            <float *>probed.data, <float *>output.view.buf, threads, &bad_token)
     if status == SPARSE_BAD_PROBE:
-        require_finite_scores(variant, scores)
+        require_finite_scores(variant, scores, probed.data)
     elif status == SPARSE_BAD_SCORE:
         raise ValueError(f"the score of K row {bad_token} is not finite; the row or its scale "
                          "is bad.")
@@ -296,3 +314,5 @@ def sparse_attention(Variant variant, q, k, v, k_scale, v_scale, importance_sums
         raise ValueError("the output is not finite; a V row or its scale is bad.")
     elif status == SPARSE_NO_MEMORY:
         raise MemoryError("no memory for sparse attention")
+    chosen.give()
+    probed.give()
