@@ -49,12 +49,17 @@ def as_float32(x: Any, name: str, ndim: int | None = None) -> np.ndarray:
     return array
 
 
-def positive_int(value: Any, name: str) -> int:
-    """Return ``value`` as an int; TypeError if it is no integer, ValueError if below 1."""
+def whole_number(value: Any, name: str) -> int:
+    """Return ``value`` as an int, which does not wrap as NumPy's do; TypeError if it is none."""
     try:
-        number = operator.index(value)
+        return operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, not {type(value).__name__}.") from None
+
+
+def positive_int(value: Any, name: str) -> int:
+    """Return ``value`` as an int; TypeError if it is no integer, ValueError if below 1."""
+    number = whole_number(value, name)
     if number < 1:
         raise ValueError(f"{name} must be at least 1, not {number}.")
     return number

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from course_lib.arrays import F32, LayerRows, as_float32, positive_int, require_finite
+from course_lib.arrays import (
+    F32,
+    LayerRows,
+    as_float32,
+    positive_int,
+    require_finite,
+    whole_number,
+)
 from course_lib.probe_keys import ProbeKeys
 from course_lib.quant import ROUNDING_RULES, quantize_rows
 
@@ -44,8 +51,8 @@ class KVCache:
             raise ValueError(f"rule {rule!r} is unknown; use one of {', '.join(ROUNDING_RULES)}.")
         self.dtype = dtype
         self.rule = rule
-        self._lengths = [0] * num_layers
-        self._layers = [self._allocate(0) for _ in range(num_layers)]
+        self._lengths = [0] * self.num_layers
+        self._layers = [self._allocate(0) for _ in range(self.num_layers)]
         self._probe_keys: dict[tuple[int, int], ProbeKeys] = {}
 
     def _allocate(self, capacity: int) -> LayerRows:
@@ -128,10 +135,12 @@ class KVCache:
         What block selection with ``n_probe`` samples a block reads; a quarter of K's memory with
         8 of 32. Kept from call to call, for one n_probe at a time.
         """
+        n_probe, rows = positive_int(n_probe, "n_probe"), self.rows(layer)
+        layer = operator.index(layer)
         for other in [key for key in self._probe_keys if key[1] != n_probe]:
             del self._probe_keys[other]
         keys = self._probe_keys.setdefault((layer, n_probe), ProbeKeys(self.block_size, n_probe))
-        keys.update(self.rows(layer))
+        keys.update(rows)
         return keys
 
     def truncate(self, n: int) -> None:
@@ -156,6 +165,7 @@ class KVCache:
 
     def row_address(self, token: int, head: int, layer: int = 0) -> RowAddress:
         """Return block, slot and byte offset of a stored row; ValueError if it is not stored."""
+        token, head = whole_number(token, "token"), whole_number(head, "head")
         if not 0 <= token < self.layer_length(layer):
             raise ValueError(f"token {token} is not stored; layer {layer} holds "
                              f"{self.layer_length(layer)}.")
@@ -208,7 +218,10 @@ def kv_ledger(num_layers: int, num_kv_heads: int, head_dim: int, tokens: int) ->
     every fourth K row of whole blocks of 32 a second time, for block selection. q4 is left out
     where 64 does not divide head_dim. Raises ValueError for counts below 1.
     """
-    count = positive_int(num_layers, "num_layers") * positive_int(tokens, "tokens")
+    num_layers, tokens = positive_int(num_layers, "num_layers"), positive_int(tokens, "tokens")
+    num_kv_heads = positive_int(num_kv_heads, "num_kv_heads")
+    head_dim = positive_int(head_dim, "head_dim")
+    count = num_layers * tokens
     formats = ["f32", "f16", "q8"] + (["q4"] if head_dim % 64 == 0 else [])
     size = {name: count * kv_bytes_per_token(num_kv_heads, head_dim, name) for name in formats}
     lines = [(name, size[name], size[name]) for name in formats]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from course_lib import backend
-from course_lib.arrays import F32, as_float32, require_finite
+from course_lib.arrays import F32, as_float32, require_finite, whole_number
 from course_lib.weight_blocks import (
     BLOCK,
     BLOCK_BYTES,
@@ -18,6 +18,7 @@ from course_lib.weight_blocks import (
     linear_q8_0_reference,
     quantize_q4_0,
     quantize_q8_0,
+    require_kind,
     split_blocks,
 )
 
@@ -31,7 +32,9 @@ class PackedMatrix:
     Rows lie in panels of 16, the last padded with zeros. codes: for "q8_0" int8
     [panels, cols / 4, 16, 4], for "q4_0" uint8 [panels, cols / 8, 16, 4]: four columns of row 0,
     the same four of row 1, …; of a Q4_0 byte the low half is column j of a block and the high half
-    j + 16. scales: float16 [panels, cols / 32, 16].
+    j + 16. scales: float16 [panels, cols / 32, 16]. TypeError for arrays of another dtype,
+    ValueError for an unknown kind, sizes and shapes that do not belong together, arrays that are
+    not C-contiguous, and a scale that is NaN or infinite.
     """
 
     rows: int
@@ -39,6 +42,28 @@ class PackedMatrix:
     kind: Kind
     codes: np.ndarray
     scales: np.ndarray
+
+    def __post_init__(self) -> None:
+        require_kind(self.kind)
+        for name in ("rows", "cols"):
+            object.__setattr__(self, name, whole_number(getattr(self, name), name))
+        if self.rows < 0 or self.cols < BLOCK or self.cols % BLOCK:
+            raise ValueError(f"a matrix in blocks of {BLOCK} has a multiple of {BLOCK} columns, "
+                             f"not shape ({self.rows}, {self.cols}).")
+        panels, fours = -(-self.rows // PANEL), self.cols // (4 if self.kind == "q8_0" else 8)
+        for name, dtype, shape in (
+                ("codes", np.int8 if self.kind == "q8_0" else np.uint8, (panels, fours, PANEL, 4)),
+                ("scales", np.float16, (panels, self.cols // BLOCK, PANEL))):
+            array = getattr(self, name)
+            if not isinstance(array, np.ndarray) or array.dtype != dtype:
+                found = getattr(array, "dtype", type(array).__name__)
+                raise TypeError(f"{name} of {self.kind} must be an array of {np.dtype(dtype)}, "
+                                f"not {found}.")
+            if array.shape != shape or not array.flags.c_contiguous:
+                raise ValueError(f"{name} of {self.kind} {self.rows} x {self.cols} must be "
+                                 f"C-contiguous of shape {shape}, not {array.shape}.")
+        if not np.isfinite(self.scales).all():
+            raise ValueError("scales holds NaN or infinity.")
 
     @classmethod
     def from_blocks(cls, blocks: Any, kind: Kind) -> "PackedMatrix":
@@ -58,7 +83,8 @@ class PackedMatrix:
 
     @classmethod
     def quantize(cls, w: Any, kind: Kind = "q8_0") -> "PackedMatrix":
-        """Quantize and pack w [rows, cols]; ValueError as quantize_q8_0."""
+        """Quantize and pack w [rows, cols]; ValueError as quantize_q8_0, or an unknown kind."""
+        require_kind(kind)
         return cls.from_blocks({"q8_0": quantize_q8_0, "q4_0": quantize_q4_0}[kind](w), kind)
 
     @property

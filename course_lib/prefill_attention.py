@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from course_lib import backend
-from course_lib.arrays import F32, LayerRows, NotFiniteError, require_finite
+from course_lib.arrays import F32, LayerRows, NotFiniteError, require_finite, whole_number
 from course_lib.attention_common import (
     check_query,
     check_rows,
@@ -34,16 +34,24 @@ def causal_attention(q: Any, k: Any, v: Any, *, start: int = 0,
     ``importance`` (float32 [>= start + Lq]) is given, the softmax weights of query positions >=
     importance_from are added to it in place: those of a head are summed from 0 in the order of
     the queries, then the sums are added head after head. The extra memory is about 1 kB per
-    context token. Raises ValueError for shapes that do not fit, NaN or infinity; importance is
-    then as before.
+    context token. Raises ValueError for shapes that do not fit, NaN or infinity, also in the sums;
+    importance is then as before.
     """
+    start = whole_number(start, "start")
     q, rows = check_prefill(q, k, v, start, importance)
     out = np.empty_like(q)
     visible = np.arange(start, start + q.shape[1]) + 1
     received = None if importance is None else np.zeros((len(q), rows.k.shape[1]), F32)
-    attend_prefixes(q, rows, visible, out, received, max(0, importance_from - start))
+    attend_prefixes(q, rows, visible, out, received,
+                    first_counted(importance_from, start, q.shape[1]))
     add_heads(importance, received)
     return out
+
+
+def first_counted(importance_from: int, start: int, count: int) -> int:
+    """Return the first of ``count`` queries, of positions from start on, whose weights count;
+    ``count`` if none does."""
+    return min(max(0, whole_number(importance_from, "importance_from") - start), count)
 
 
 def attend_prefixes(q: np.ndarray, rows: LayerRows, visible: np.ndarray, out: np.ndarray,
@@ -92,11 +100,19 @@ def _attend_tile(q: np.ndarray, rows: LayerRows, visible: np.ndarray,
     return out
 
 
+@quiet
 def add_heads(importance: np.ndarray | None, received: np.ndarray | None) -> None:
-    """Add what each head's queries gave, received [num_heads, n], to importance, head by head."""
-    if importance is not None and received is not None:
-        for head in received:
-            importance[: len(head)] += head
+    """Add what each head's queries gave, received [num_heads, n], to importance, head by head.
+
+    NotFiniteError, with importance as before, where a sum is beyond float32.
+    """
+    if importance is None or received is None:
+        return
+    total = importance[: received.shape[1]].copy()
+    for head in received:
+        total += head
+    require_finite(total, "importance")
+    importance[: len(total)] = total
 
 
 def check_prefill(q: Any, k: Any, v: Any, start: int,

@@ -7,7 +7,7 @@ samples never change, so the copy only grows; a last block that still grows is s
 
 import numpy as np
 
-from course_lib.arrays import LayerRows, positive_int
+from course_lib.arrays import F32, LayerRows, positive_int
 
 
 class ProbeKeys:
@@ -30,8 +30,10 @@ class ProbeKeys:
         """Copy the samples of the blocks of ``rows`` that are full and not held yet.
 
         rows: k float32 or int8 [num_kv_heads, n, head_dim], with k_scale for int8, of which the
-        first tokens are those of the last call.
+        first tokens are those of the last call. ValueError for rows of another type or shape than
+        the samples held.
         """
+        self._require_alike(rows)
         held, full = self.rows // self.per_block, rows.k.shape[1] // self.block_size
         if full <= held:
             return
@@ -44,14 +46,33 @@ class ProbeKeys:
             self._scale[:, new] = self._sampled(rows.k_scale[:, span])
         self.rows = new.stop
 
-    def require_fit(self, n: int, block_size: int, n_probe: int) -> None:
-        """ValueError unless these are samples of blocks that a context of n tokens has."""
+    def require_fit(self, rows: LayerRows, block_size: int, n_probe: int) -> None:
+        """ValueError unless these can be samples of blocks that a context of these rows has."""
+        n = rows.k.shape[1]
+        self._require_alike(rows)
         if (self.block_size, self.n_probe) != (block_size, n_probe):
             raise ValueError(f"probe_keys samples blocks of {self.block_size} in {self.n_probe} "
                              f"places, not {block_size} in {n_probe}.")
         if self.rows // self.per_block > n // block_size:
             raise ValueError(f"probe_keys holds {self.rows // self.per_block} full blocks, but {n} "
                              "tokens have fewer; start anew after a cache was truncated.")
+
+    def _require_alike(self, rows: LayerRows) -> None:
+        k, scale = rows.k, rows.k_scale
+        if k.ndim != 3 or k.dtype not in (F32, np.int8):
+            raise ValueError("probe_keys samples rows of float32 or int8 [num_kv_heads, n, "
+                             f"head_dim], not {k.dtype} {k.shape}.")
+        if (scale is None) != (k.dtype == F32):
+            raise ValueError("probe_keys needs k_scale with int8 rows, and none with float32.")
+        if scale is not None and (scale.dtype != F32 or scale.shape != k.shape[:2]):
+            raise ValueError(f"k_scale must be float32 {k.shape[:2]}, not {scale.dtype} "
+                             f"{scale.shape}.")
+        held = self._k
+        if held is not None and (held.dtype, len(held), held.shape[2]) != (
+                k.dtype, len(k), k.shape[2]):
+            raise ValueError(f"probe_keys holds samples of {held.dtype} rows of {held.shape[2]} "
+                             f"values in {len(held)} KV heads, but k has {k.dtype} rows of "
+                             f"{k.shape[2]} in {len(k)}; start anew.")
 
     def _sampled(self, a: np.ndarray) -> np.ndarray:
         blocks = a.reshape(len(a), -1, self.block_size, *a.shape[2:])[:, :, :: self.step]

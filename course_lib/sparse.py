@@ -17,6 +17,7 @@ from course_lib.arrays import (
     as_float32,
     positive_int,
     require_finite,
+    whole_number,
 )
 from course_lib.attention import attend
 from course_lib.attention_common import check_query, check_rows, kv_head, quiet, widen
@@ -33,7 +34,7 @@ def _descending(scores: np.ndarray) -> np.ndarray:
 
 def n_blocks(n: int, block_size: int = 32) -> int:
     """Return ceil(n / block_size): the last block may be short."""
-    return -(-n // positive_int(block_size, "block_size"))
+    return -(-whole_number(n, "n") // positive_int(block_size, "block_size"))
 
 
 def probe_positions(block: int, n: int, block_size: int = 32, n_probe: int = 8) -> np.ndarray:
@@ -43,6 +44,8 @@ def probe_positions(block: int, n: int, block_size: int = 32, n_probe: int = 8) 
     block of 32; a short last block can take more than n_probe samples (15 of 15, 11 of 31).
     Raises ValueError for a block that n tokens do not have.
     """
+    block, n = whole_number(block, "block"), whole_number(n, "n")
+    block_size = positive_int(block_size, "block_size")
     if not 0 <= block < n_blocks(n, block_size):
         raise ValueError(f"block {block} does not exist in a context of {n} tokens.")
     start = block * block_size
@@ -75,8 +78,8 @@ def _one_head(q: Any, k: Any, k_scale: Any) -> tuple[np.ndarray, LayerRows]:
 
 def probe_heads(q: np.ndarray, rows: LayerRows, block_size: int, n_probe: int) -> np.ndarray:
     """Return probe_scores of all query heads [num_heads, n_blocks]; checked arguments."""
-    n = rows.k.shape[1]
-    full = n // positive_int(block_size, "block_size") * block_size
+    n, block_size = rows.k.shape[1], positive_int(block_size, "block_size")
+    full = n // block_size * block_size
     scores = np.empty((len(q), n_blocks(n, block_size)), F32)
     if backend.kernel("probe_scores") is not None:
         return sparse_kernels.probe_scores(q, rows, block_size, positive_int(n_probe, "n_probe"),
@@ -120,6 +123,7 @@ def importance_sums(importance: Any, block_size: int = 32) -> np.ndarray:
     importance = as_float32(importance, "importance", 1)
     if importance.size == 0:
         raise ValueError("importance must hold at least one token.")
+    block_size = min(positive_int(block_size, "block_size"), len(importance))
     if backend.kernel("importance_sums") is not None:
         return sparse_kernels.importance_sums(
             importance, block_size, np.empty(n_blocks(len(importance), block_size), F32))
@@ -249,18 +253,26 @@ def sparse_attention(q: Any, k: Any, v: Any, k_scale: Any = None, v_scale: Any =
     probe score is the largest of theirs. probe_keys: samples of these rows, which the compiled
     kernel reads in place of k's; the result is the same. With k_blocks >= n_blocks the output is
     bit-equal to two_pass. Only sampled and selected rows are read and checked for NaN. Raises
-    ValueError as two_pass and select_blocks do.
+    ValueError as two_pass and select_blocks do, and for probe_keys of other rows; TypeError for a
+    shared_selection or probe_keys of another type.
     """
+    k_blocks, n_probe = positive_int(k_blocks, "k_blocks"), positive_int(n_probe, "n_probe")
+    block_size = positive_int(block_size, "block_size")
+    if not isinstance(shared_selection, bool | np.bool_):
+        raise TypeError("shared_selection must be True or False, not "
+                        f"{type(shared_selection).__name__}.")
+    if not isinstance(probe_keys, ProbeKeys | None):
+        raise TypeError(f"probe_keys must be ProbeKeys or None, not {type(probe_keys).__name__}.")
     q = check_query(q)
     rows = check_rows(q, k, v, k_scale, v_scale)
     sums = _checked_sums(importance, rows.k.shape[1], block_size)
     if probe_keys is not None:
-        probe_keys.require_fit(rows.k.shape[1], block_size, n_probe)
+        probe_keys.require_fit(rows, block_size, n_probe)
     if backend.kernel("sparse_attention") is not None:
         count = n_blocks(rows.k.shape[1], block_size)
-        chosen = sparse_kernels.Chosen(len(q), count, positive_int(k_blocks, "k_blocks"))
-        out, probe = chosen.attend(q, rows, sums, block_size, positive_int(n_probe, "n_probe"),
-                                   shared_selection, probe_keys)
+        chosen = sparse_kernels.Chosen(len(q), count, k_blocks)
+        out, probe = chosen.attend(q, rows, sums, block_size, n_probe, bool(shared_selection),
+                                   probe_keys)
         return out, _selections(probe, sums, chosen)
     probe = probe_heads(q, rows, block_size, n_probe)
     if shared_selection:

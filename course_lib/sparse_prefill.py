@@ -9,9 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from course_lib.arrays import F32, LayerRows, positive_int
+from course_lib.arrays import F32, LayerRows, positive_int, whole_number
 from course_lib.attention_common import kv_head
-from course_lib.prefill_attention import add_heads, attend_prefixes, check_prefill
+from course_lib.prefill_attention import (
+    add_heads,
+    attend_prefixes,
+    check_prefill,
+    first_counted,
+)
 from course_lib.sparse import Selection, gather_rows, probe_heads, select_blocks, select_heads
 
 
@@ -56,6 +61,7 @@ def prefill_groups(start: int, end: int, minibatch: int = 256,
     Each (first, end) pair shares one selection; group None makes that one per mini-batch. Raises
     ValueError for sizes below 1.
     """
+    start, end = whole_number(start, "start"), whole_number(end, "end")
     minibatch = positive_int(minibatch, "minibatch")
     size = minibatch if group is None else positive_int(group, "group")
     pairs = []
@@ -79,6 +85,7 @@ def sparse_prefill_attention(
     PrefillTrace). Source: engine rule.
     """
     block_size = positive_int(block_size, "block_size")
+    start = whole_number(start, "start")
     q, rows = check_prefill(q, k, v, start, importance)
     groups = prefill_groups(start, start + q.shape[1], minibatch, group)
     chosen = [_choose(q[:, end - 1 - start], rows.upto(end), k_blocks, block_size, n_probe)
@@ -99,7 +106,8 @@ def sparse_prefill_attention(
             # The sums of the picked tokens go on from where the groups before have left them.
             sums = None if received is None else received[h, tokens][None]
             attend_prefixes(q[h, part][None], picked.map(lambda a: a[None]), seen,
-                            out[h, part][None], sums, max(0, importance_from - first))
+                            out[h, part][None], sums,
+                            first_counted(importance_from, first, end - first))
             if received is not None and sums is not None:
                 received[h, tokens] = sums[0]
     add_heads(importance, received)

@@ -57,12 +57,19 @@ def dequantize_q4_0(blocks: Any) -> np.ndarray:
     return _values(scales, _q4_0_signed(codes))
 
 
+def require_kind(kind: Any) -> None:
+    """ValueError unless kind is "q8_0" or "q4_0"."""
+    if kind not in tuple(BLOCK_BYTES):
+        raise ValueError(f"kind {kind!r} is unknown; use one of {', '.join(BLOCK_BYTES)}.")
+
+
 def split_blocks(blocks: Any, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """Return scales float16 [rows, cols / 32] and code bytes uint8 [rows, cols / 32, 32 or 16].
 
-    TypeError for a dtype other than uint8; ValueError for a wrong shape, and for a scale that is
-    NaN or infinite, naming its row.
+    TypeError for a dtype other than uint8; ValueError for an unknown kind, a wrong shape, and for a
+    scale that is NaN or infinite, naming its row.
     """
+    require_kind(kind)
     blocks, size = np.asarray(blocks), BLOCK_BYTES[kind]
     if blocks.dtype != np.uint8:
         raise TypeError(f"{kind} blocks must be uint8, not {blocks.dtype}.")
