@@ -50,21 +50,22 @@ static inline void v16_sum4(float *sums, v16 a, v16 b, v16 c, v16 d)
 }
 
 /* The sums of 16 vectors, each as v16_sum. Every step adds the two halves of what is left of each
- * vector, and puts the halves of two vectors into one register: 16, 8, 4, 2, 1 registers. */
+ * vector, and puts the halves of two vectors into one register: 16, 8, 4, 2, 1 registers. A blend
+ * runs where a shuffle does not have to: it leaves each half in its place. */
 static inline void v16_sum16(float *sums, const v16 *a)
 {
     v16 x[8], y[4], z[2];
     for (int i = 0; i < 8; i++) {  /* quarters 0, 1 and 2, 3 of vectors j and j + 4 */
         v16 b = a[i + (i & 4)], c = a[i + (i & 4) + 4];
-        x[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b, c, 0x44), _mm512_shuffle_f32x4(b, c, 0xee));
+        x[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xff00, b, c), _mm512_shuffle_f32x4(b, c, 0x4e));
     }
     for (int i = 0; i < 4; i++)  /* now every quarter is one vector's: i, i + 4, i + 8, i + 12 */
         y[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x[i], x[i + 4], 0x88),
                              _mm512_shuffle_f32x4(x[i], x[i + 4], 0xdd));
     for (int i = 0; i < 2; i++) {
         __m512d b = _mm512_castps_pd(y[2 * i]), c = _mm512_castps_pd(y[2 * i + 1]);
-        z[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(b, c)),
-                             _mm512_castpd_ps(_mm512_unpackhi_pd(b, c)));
+        z[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_mask_blend_pd(0xaa, b, c)),
+                             _mm512_castpd_ps(_mm512_shuffle_pd(b, c, 0x55)));
     }
     _mm512_storeu_ps(sums, _mm512_add_ps(_mm512_shuffle_ps(z[0], z[1], 0x88),
                                          _mm512_shuffle_ps(z[0], z[1], 0xdd)));
