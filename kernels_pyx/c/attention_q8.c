@@ -47,7 +47,7 @@ ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t 
     __m128 s = _mm_setzero_ps();
     for (ptrdiff_t g = 0; g < d / GROUP; g++) {
         const __m256i query = _mm256_loadu_si256((const __m256i *)(q + g * GROUP));
-        const __m256i offset = _mm256_castsi128_si256(_mm_cvtsi32_si128(offsets[g]));
+        const __m256i offset = _mm256_zextsi128_si256(_mm_cvtsi32_si128(offsets[g]));
         __m256i x[4];
         for (int r = 0; r < 4; r++)
             x[r] = group_sums(
