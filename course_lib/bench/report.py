@@ -165,4 +165,4 @@ def remembered_text(variant: str, found: dict[int, dict[str, int | None]]) -> st
             decode_gate.remember(variant, threads, by_kv)
     except OSError as error:
         return f"(not remembered: {error})"
-    return 'remembered for decode_k="auto": one selection per query head, probed rows packed'
+    return 'remembered for decode_k="auto": one selection per query head, probed rows of q8 packed'

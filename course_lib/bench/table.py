@@ -79,6 +79,10 @@ CONTEXTS_NEEDED = 3
 as long as this or longer, else "never" might only mean "not at the two short ones"."""
 
 
+ENGINE_KERNEL = {"q8": "sparse_attention_packed", "f32": "sparse_attention"}
+"""What the engine's own choice runs: packing the probed rows pays for q8 rows only."""
+
+
 def automatic_crossings(measured: list[Measured]) -> dict[int, dict[str, int | None]]:
     """Threads -> kv -> where the engine's own choice begins to read blocks only, None for never.
 
@@ -90,7 +94,7 @@ def automatic_crossings(measured: list[Measured]) -> dict[int, dict[str, int | N
     for (kv, threads, kernel), pruned in times.items():
         dense = times.get((kv, threads, "two_pass"), {})
         enough = len(pruned) >= CONTEXTS_NEEDED and max(pruned) >= LONG_CONTEXT
-        if kernel == "sparse_attention_packed" and dense.keys() == pruned.keys() and enough:
+        if kernel == ENGINE_KERNEL[kv] and dense.keys() == pruned.keys() and enough:
             at = crossing(dense, pruned)
             found.setdefault(threads, {})[kv] = at.faster if at.slower is None else at.estimate
     return found

@@ -81,8 +81,9 @@ class DecodeAttention:
         return context[:, None]
 
     def _probe_keys(self, layer: int) -> ProbeKeys | None:
-        """Copies of the sampled K rows, which only the compiled kernel reads."""
-        if backend.kernel("sparse_attention") is None:
+        """Copies of the sampled K rows, which only the compiled kernel reads; for float32 rows,
+        of which a sample is several cache lines, they do not pay (`./course bench`)."""
+        if self.cache.dtype != "q8" or backend.kernel("sparse_attention") is None:
             return None
         return self.cache.probe_keys(layer, self.n_probe)
 
