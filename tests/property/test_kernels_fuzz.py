@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import kernels_pyx
 from tests.oracle.kernel_cases import LIMITS, MEASURING, POISON, SIZES, Call, make
+from tests.spoiled import misaligned, read_only
 
 REQUIRED = os.environ.get("COURSE_REQUIRE_KERNELS") == "1"
 pytestmark = pytest.mark.skipif(not kernels_pyx.VARIANTS and not REQUIRED,
@@ -46,18 +47,6 @@ class Spoiled(NamedTuple):
 def good(operation: str, case: int = 0) -> Call:
     """A call with the dimensions of a case: the first two are small."""
     return make(operation, **SIZES[operation][case])
-
-
-def read_only(a):
-    a = a.copy()
-    a.flags.writeable = False
-    return a
-
-
-def misaligned(a):
-    memory = np.empty(a.nbytes + 1, np.uint8)[1:]
-    memory[...] = np.frombuffer(a.tobytes(), np.uint8)
-    return memory.view(a.dtype).reshape(a.shape)
 
 
 def every_other(a, axis):

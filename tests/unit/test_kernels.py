@@ -17,6 +17,7 @@ import kernels_pyx
 from course_lib import backend, quant
 from course_lib.paths import ROOT
 from course_lib.quant import ROUNDING_RULES
+from tests.spoiled import misaligned, read_only
 
 F32 = np.float32
 needs_kernels = pytest.mark.skipif(
@@ -97,17 +98,6 @@ def test_a_bad_row_is_named_and_nothing_is_written(variant, bad):
 
 def good():
     return [np.ones((4, 8), F32), 0, np.zeros((4, 8), np.int8), np.zeros(4, F32)]
-
-
-def read_only(array):
-    array = array.copy()
-    array.flags.writeable = False
-    return array
-
-
-def misaligned(array):
-    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
-    return memory.view(array.dtype).reshape(array.shape)
 
 
 @needs_kernels

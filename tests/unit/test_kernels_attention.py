@@ -17,6 +17,7 @@ from course_lib import attention, backend
 from course_lib.arrays import LayerRows, NotFiniteError
 from course_lib.quant import quantize_blocks, quantize_rows
 from tests.sharing import shared_among
+from tests.spoiled import misaligned, read_only
 from tests.unit.test_attention import oracle, single_pass_oracle
 
 F32 = np.float32
@@ -317,17 +318,6 @@ def test_of_several_bad_rows_the_first_head_s_is_named(variant, name, dtype):
     with pytest.raises(ValueError, match="K row 9 "):
         run(variant, name, q, rows._replace(**{other: keys}),
             np.array([[2, 1], [2, 1]], np.int32), 4)
-
-
-def read_only(array):
-    array = array.copy()
-    array.flags.writeable = False
-    return array
-
-
-def misaligned(array):
-    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
-    return memory.view(array.dtype).reshape(array.shape)
 
 
 def with_value(array, value):
