@@ -14,6 +14,8 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from course_lib.engine.tensor_source import Stored
+
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{%- for message in messages %}\n"
@@ -73,6 +75,25 @@ def random_tensors(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
     if not config["tie_word_embeddings"]:
         tensors["lm_head.weight"] = matrix(config["vocab_size"], hidden)
     return tensors
+
+
+class ArraySource:
+    """A TensorSource of arrays in memory."""
+
+    path = Path("arrays")
+
+    def __init__(self, tensors: dict[str, np.ndarray]):
+        self.tensors = tensors
+        self.stored = {name: Stored("F32", x.shape) for name, x in tensors.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        return self.tensors[name]
+
+    def blocks(self, name: str, kind: str) -> None:
+        return None
+
+    def fingerprint(self) -> str:
+        return "arrays"
 
 
 def tiny_tokenizer() -> Tokenizer:

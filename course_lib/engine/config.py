@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from course_lib.engine.files import is_there, read_json_object
+from course_lib.engine.rope import RopeScaling
 from course_lib.errors import CourseError
 
 REMEDY = "copy the whole checkpoint folder again, or choose a dense Qwen3 checkpoint"
@@ -21,11 +22,25 @@ DEFAULT_CONTEXT = 32_768
 
 
 @dataclass(frozen=True)
+class MoEConfig:
+    """A layer with a mixture of experts: each token goes through the `experts_per_token` best of
+    `num_experts`, of width `intermediate_size`; `norm_topk_prob`: their weights are made to sum
+    to 1."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    norm_topk_prob: bool
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """The numbers that fix every shape of a dense Qwen3 model.
+    """The numbers that fix every shape of a model.
 
     Sizes are counts; `rope_theta` and `rms_norm_eps` are dimensionless; `eos_token_ids` are the
-    token ids that end a generation. Names are those of Hugging Face's `config.json`.
+    token ids that end a generation. `qk_norm`: query and key rows are normed per head before RoPE.
+    `moe` holds for the layers not in `dense_layers`. Names are those of Hugging Face's
+    `config.json`.
     """
 
     vocab_size: int
@@ -40,6 +55,15 @@ class ModelConfig:
     rope_theta: float
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...] = ()
+    family: str = "qwen3"
+    qk_norm: bool = True
+    rope: RopeScaling | None = None
+    moe: MoEConfig | None = None
+    dense_layers: frozenset[int] = frozenset()
+
+    def moe_of(self, layer: int) -> MoEConfig | None:
+        """The experts of a layer, None where it has one SwiGLU."""
+        return None if layer in self.dense_layers else self.moe
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:

@@ -19,6 +19,7 @@ from course_lib.engine.files import checkpoint_folder
 from course_lib.engine.generate import Generation, generate_from
 from course_lib.engine.model import Model
 from course_lib.engine.prefill import IMPORTANCE_RULES, run_prompt
+from course_lib.engine.safetensors_source import SafetensorsSource
 from course_lib.engine.session import Session
 from course_lib.engine.tokenizer import Tokenizer
 from course_lib.engine.weights import Weights, load_weights
@@ -35,8 +36,8 @@ class Engine:
         self.model = Model(config, weights)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Engine:
-        """The engine of a Hugging Face checkpoint folder.
+    def load(cls, folder: str | Path, weights: str = "f32") -> Engine:
+        """The engine of a Hugging Face checkpoint folder, its weights as "f32", "q8_0" or "q4_0".
 
         The folder holds config.json, model.safetensors (F32, F16 or BF16), tokenizer.json and,
         for conversations, a chat template. Raises CourseError, one sentence that names the file
@@ -51,7 +52,7 @@ class Engine:
                 f"model knows {config.vocab_size} tokens: use the tokenizer.json and config.json "
                 "of one checkpoint"
             )
-        return cls(config, load_weights(path, config), tokenizer)
+        return cls(config, load_weights(SafetensorsSource(path), config, weights), tokenizer)
 
     def encode(self, text: str, allow_special: bool = True) -> list[int]:
         """Token ids of `text`, none added; see `Tokenizer.encode` for `allow_special`."""

@@ -70,7 +70,7 @@ def silu_mul(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     """SiLU(gate) · up, the SwiGLU gate: gate/(1 + exp(-gate)) · up, float32, same shapes."""
     if (compiled := backend.kernel("silu_mul")) is not None:
         rows, out = _rows(gate), np.empty(gate.shape, np.float32)
-        _compute(compiled, rows, up.reshape(rows.shape), out.reshape(rows.shape))
+        _compute(compiled, rows, _rows(up), out.reshape(rows.shape))
         return out
     # exp(88) is the last power below float32's largest number; beyond it SiLU is 0 to all digits.
     return gate / (np.float32(1.0) + np.exp(np.minimum(-gate, np.float32(88.0)))) * up

@@ -10,7 +10,8 @@ from course_lib.arrays import require_finite
 from course_lib.engine.checks import finite_arithmetic
 from course_lib.engine.config import ModelConfig
 from course_lib.engine.layers import linear, rms_norm, rope, rope_tables, silu_mul
-from course_lib.engine.weights import LayerWeights, Weights
+from course_lib.engine.weights import DenseMLP, LayerWeights, Matrix, MoELayer, Weights
+from course_lib.linear import PackedMatrix
 
 # (layer, q [num_heads, t, d], k [num_kv_heads, t, d], v likewise) -> context [num_heads, t, d]
 Attend = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -36,15 +37,14 @@ class Model:
         config = self.config
         positions = np.arange(start, start + len(ids))
         cos, sin = rope_tables(positions, config.head_dim, config.rope_theta)
-        x = self.weights.embedding[np.asarray(ids)]
+        x = rows_of(self.weights.embedding, ids)
         for layer, weights in enumerate(self.weights.layers):
             q, k, v = self._project(weights, x, cos, sin)
             context = attend(layer, q, k, v)
             joined = context.transpose(1, 0, 2).reshape(len(ids), -1)
             x = x + linear(joined, weights.o_proj)
             h = rms_norm(x, weights.post_attention_norm, config.rms_norm_eps)
-            gated = silu_mul(linear(h, weights.gate_proj), linear(h, weights.up_proj))
-            x = x + linear(gated, weights.down_proj)
+            x = x + _mlp(h, weights.mlp)
         return x
 
     @finite_arithmetic()
@@ -62,12 +62,29 @@ class Model:
         config = self.config
         h = rms_norm(x, weights.input_norm, config.rms_norm_eps)
         by_head = (len(x), -1, config.head_dim)
-        q = linear(h, weights.q_proj).reshape(by_head)
-        k = linear(h, weights.k_proj).reshape(by_head)
-        v = linear(h, weights.v_proj).reshape(by_head)
-        q = rope(rms_norm(q, weights.q_norm, config.rms_norm_eps), cos, sin)
-        k = rope(rms_norm(k, weights.k_norm, config.rms_norm_eps), cos, sin)
+        qkv = linear(h, weights.qkv_proj).reshape(by_head)
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        q, k, v = np.split(qkv, (heads, heads + kv_heads), axis=1)
+        if weights.q_norm is not None and weights.k_norm is not None:
+            q = rms_norm(q, weights.q_norm, config.rms_norm_eps)
+            k = rms_norm(k, weights.k_norm, config.rms_norm_eps)
+        q, k = rope(q, cos, sin), rope(k, cos, sin)
         return _head_major(q), _head_major(k), _head_major(v)
+
+
+def _mlp(h: np.ndarray, mlp: DenseMLP | MoELayer) -> np.ndarray:
+    """The second half of a layer on normed rows `[t, hidden]`."""
+    if isinstance(mlp, MoELayer):
+        raise NotImplementedError("a mixture of experts")
+    gate, up = np.split(linear(h, mlp.gate_up_proj), 2, axis=-1)
+    return linear(silu_mul(gate, up), mlp.down_proj)
+
+
+def rows_of(matrix: Matrix, ids: Sequence[int]) -> np.ndarray:
+    """Rows `ids` of a weight matrix, float32 `[len(ids), columns]`."""
+    if isinstance(matrix, PackedMatrix):
+        return matrix.dequantize()[np.asarray(ids)]
+    return matrix[np.asarray(ids)]
 
 
 def _head_major(rows: np.ndarray) -> np.ndarray:

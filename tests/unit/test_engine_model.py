@@ -10,9 +10,10 @@ from course_lib.arrays import NotFiniteError
 from course_lib.engine import Engine, ModelConfig, layers
 from course_lib.engine.model import Model
 from course_lib.engine.prefill import run_prompt
-from course_lib.engine.weights import LayerWeights, Weights, layer_tensors
+from course_lib.engine.weights import load_weights
 from tests.tiny_checkpoint import (
     BASE_CONFIG,
+    ArraySource,
     logit_tolerance,
     random_tensors,
     reference_logits,
@@ -24,13 +25,7 @@ def model_of(config, tensors):
     """A Model straight from arrays, without files."""
     known = ModelConfig.__dataclass_fields__
     model_config = ModelConfig(**{key: value for key, value in config.items() if key in known})
-    layers_ = tuple(
-        LayerWeights(**{f: tensors[n] for f, (n, _) in layer_tensors(model_config, i).items()})
-        for i in range(model_config.num_hidden_layers)
-    )
-    embedding = tensors["model.embed_tokens.weight"]
-    output = tensors.get("lm_head.weight", embedding)
-    return Model(model_config, Weights(embedding, layers_, tensors["model.norm.weight"], output))
+    return Model(model_config, load_weights(ArraySource(tensors), model_config))
 
 
 def all_logits(model, ids):

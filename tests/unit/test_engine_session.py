@@ -78,7 +78,8 @@ def test_position_zero_is_not_rotated(engine):
     weights = engine.model.weights
     x = weights.embedding[[77]]
     eps = engine.config.rms_norm_eps
-    key = linear(rms_norm(x, weights.layers[0].input_norm, eps), weights.layers[0].k_proj)
+    qkv = linear(rms_norm(x, weights.layers[0].input_norm, eps), weights.layers[0].qkv_proj)
+    key = qkv[0, 32:48]
     key = rms_norm(key.reshape(2, 8), weights.layers[0].k_norm, eps)
     row = engine.prefill([77, 5]).cache.rows(0).k[:, 0]
     np.testing.assert_allclose(row, key, rtol=1e-5, atol=1e-6)
