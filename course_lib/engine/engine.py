@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +36,17 @@ class Engine:
         self.model = Model(config, weights)
 
     @classmethod
-    def load(cls, folder: str | Path, weights: str = "f32") -> Engine:
+    def load(
+        cls,
+        folder: str | Path,
+        weights: str = "f32",
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Engine:
         """The engine of a Hugging Face checkpoint folder, its weights as "f32", "q8_0" or "q4_0".
 
         The folder holds config.json, model.safetensors (F32, F16 or BF16), tokenizer.json and,
-        for conversations, a chat template. Raises CourseError, one sentence that names the file
+        for conversations, a chat template. `on_progress(done, total)` is called as loading goes on.
+        Raises CourseError, one sentence that names the file
         and the remedy, for anything absent, damaged or not supported.
         """
         path = checkpoint_folder(folder)
@@ -52,7 +58,8 @@ class Engine:
                 f"model knows {config.vocab_size} tokens: use the tokenizer.json and config.json "
                 "of one checkpoint"
             )
-        return cls(config, load_weights(SafetensorsSource(path), config, weights), tokenizer)
+        source = SafetensorsSource(path)
+        return cls(config, load_weights(source, config, weights, on_progress), tokenizer)
 
     def encode(self, text: str, allow_special: bool = True) -> list[int]:
         """Token ids of `text`, none added; see `Tokenizer.encode` for `allow_special`."""
