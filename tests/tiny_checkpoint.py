@@ -89,6 +89,9 @@ class ArraySource:
     def read(self, name: str) -> np.ndarray:
         return self.tensors[name]
 
+    def read_rows(self, name: str, first: int, last: int) -> np.ndarray:
+        return self.tensors[name][first:last]
+
     def blocks(self, name: str, kind: str) -> None:
         return None
 

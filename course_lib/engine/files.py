@@ -8,6 +8,9 @@ from typing import Any
 
 from course_lib.errors import CourseError
 
+# The largest of these files, a tokenizer.json, has some 20 MiB.
+LARGEST = 256 << 20
+
 
 def checkpoint_folder(path: str | Path) -> Path:
     """The checkpoint folder at `path`; CourseError if there is none."""
@@ -54,24 +57,49 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def read_text(path: Path, *, remedy: str) -> str:
-    """The UTF-8 text of `path`; CourseError naming the file and `remedy` if it cannot be read."""
+def read_bytes(path: Path, *, remedy: str) -> bytes:
+    """The bytes of a small file; CourseError naming the file and `remedy` if it cannot be read."""
     require_file(path, remedy=remedy)
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise CourseError(f"{path} is not UTF-8 text: {remedy}") from None
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
     except OSError as error:
         raise CourseError(f"{path} cannot be read ({error.strerror}): {remedy}") from None
+    if len(data) > LARGEST:
+        raise CourseError(
+            f"{path} is larger than {LARGEST >> 20} MiB, which no such file is: {remedy}"
+        )
+    return data
 
 
-def read_json_object(path: Path, *, remedy: str) -> dict[str, Any]:
-    """The JSON object in `path`; CourseError naming the file and `remedy` if there is none."""
+def read_text(path: Path, *, remedy: str) -> str:
+    """The UTF-8 text of `path`, newlines as "\\n"; CourseError as `read_bytes`."""
+    try:
+        text = read_bytes(path, remedy=remedy).decode("utf-8")
+    except UnicodeDecodeError:
+        raise CourseError(f"{path} is not UTF-8 text: {remedy}") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_json_object(path: Path, *, remedy: str, unique_keys: bool = False) -> dict[str, Any]:
+    """The JSON object in `path`; CourseError naming the file and `remedy` if there is none.
+
+    unique_keys: an object in it that names a key twice is an error too; else the last one counts.
+    """
     text = read_text(path, remedy=remedy)
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_unique if unique_keys else None)
     except (ValueError, RecursionError) as error:  # ValueError: also a number of 5,000 digits
-        raise CourseError(f"{path} is not valid JSON ({error}): {remedy}") from None
+        raise CourseError(f"{path} is not valid JSON ({one_line(error)}): {remedy}") from None
     if not isinstance(value, dict):
         raise CourseError(f"{path} holds a JSON {type(value).__name__}, not an object: {remedy}")
     return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"it names {key[:80]!a} twice")
+        found[key] = value
+    return found

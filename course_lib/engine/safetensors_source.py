@@ -1,86 +1,81 @@
-"""Tensors of a Hugging Face folder: `model.safetensors`, memory-mapped."""
+"""Tensors of a Hugging Face folder: model.safetensors, or the shards that an index names."""
 
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from course_lib.engine.files import is_there, require_file
-from course_lib.engine.tensor_source import Stored
+from course_lib.engine.files import is_there, read_bytes
+from course_lib.engine.fingerprint import PAGES
+from course_lib.engine.safetensors_file import REMEDY, SafetensorsFile, stored_tensors
+from course_lib.engine.safetensors_index import open_weights
+from course_lib.engine.tensor_names import parts_of
+from course_lib.engine.tensor_source import Stored, check_rows
 from course_lib.errors import CourseError
 from course_lib.weight_blocks import Kind
-
-REMEDY = "copy the file again from where the checkpoint came from"
-
-# NumPy has no bfloat16: its 16 bits are read as integers and become the high half of a float32.
-STORED_AS: dict[str, np.dtype] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-}
 
 
 class SafetensorsSource:
     """The TensorSource of a folder; F32, F16 and BF16 tensors are read.
 
-    Raises CourseError naming the file, the tensor and the remedy where something is absent,
-    damaged or of another type.
+    Each file is opened once, and a tensor is copied from it in small pieces: a read needs its
+    result's memory and 1 MB, for a matrix that is stored transposed a second copy. Raises
+    CourseError naming the file, the tensor and the remedy where something is absent, damaged, of
+    another type, NaN or infinite.
     """
 
     def __init__(self, folder: Path):
-        self.path = folder / "model.safetensors"
-        self.stored = _stored_tensors(self.path)
-        with open(self.path, "rb") as file:
-            header_size = int.from_bytes(file.read(8), "little")
-            self._header = json.loads(file.read(header_size))
-        self._raw = np.memmap(self.path, dtype=np.uint8, mode="r", offset=8 + header_size)
+        self._folder = folder
+        self.path, self._files = open_weights(folder)
+        self._file_of = {name: file for file in self._files for name in file.tensors}
+        found: dict[str, Stored] = {}
+        for file in self._files:
+            found |= stored_tensors(file)
+        try:
+            self._parts = parts_of(found)
+        except ValueError as error:
+            raise CourseError(f"{self.path} holds a tensor twice ({error}): {REMEDY}") from None
+        self.stored = {
+            name: Stored(found[part.tensor].dtype, part.shape)
+            for name, part in self._parts.items()
+        }
 
     def read(self, name: str) -> np.ndarray:
-        entry = self._header[name]
-        if entry["dtype"] not in STORED_AS:
-            raise CourseError(
-                f"{self.path}: tensor {name} is stored as {entry['dtype']}, readable are "
-                f"{', '.join(STORED_AS)}: choose an unquantized checkpoint"
-            )
-        begin, end = entry["data_offsets"]
-        stored = self._raw[begin:end].view(STORED_AS[entry["dtype"]])
-        if entry["dtype"] == "BF16":
-            bits: np.ndarray = stored.astype(np.uint32) << np.uint32(16)
-            values = bits.view(np.float32)
-        else:
-            values = stored.astype(np.float32)
-        if not np.isfinite(values).all():
-            raise CourseError(f"{self.path}: tensor {name} holds NaN or infinity: {REMEDY}")
-        return values.reshape(entry["shape"])
+        part = self._parts[name]
+        if part.stride is not None:
+            return self.read_rows(name, 0, part.shape[0])
+        values = self._file_of[part.tensor].read(part.tensor, part.start, math.prod(part.shape))
+        return values.reshape(part.shape)
+
+    def read_rows(self, name: str, first: int, last: int) -> np.ndarray:
+        check_rows(self.stored[name], name, first, last)
+        part = self._parts[name]
+        file: SafetensorsFile = self._file_of[part.tensor]
+        columns = part.shape[1]
+        if part.stride is None:
+            start = part.start + first * columns
+            values = file.read(part.tensor, start, (last - first) * columns)
+            return values.reshape(last - first, columns)
+        matrix = part.start // part.stride * part.stride  # its first stored row
+        column = part.start - matrix + first
+        rows = file.read(part.tensor, matrix, columns * part.stride).reshape(columns, part.stride)
+        return np.ascontiguousarray(rows[:, column : column + last - first].T)
 
     def blocks(self, name: str, kind: Kind) -> np.ndarray | None:
         return None
 
     def fingerprint(self) -> str:
-        facts = self.path.stat()
-        return hashlib.sha256(
-            f"{facts.st_size} {facts.st_mtime_ns} {json.dumps(self._header)}".encode()).hexdigest()
+        """Hex digits from config.json, and of each file: header, size, time of change, 64 pages.
 
-
-def _stored_tensors(path: Path) -> dict[str, Stored]:
-    """Tensor name -> how it is stored; the safetensors package checks the file's layout."""
-    index = path.with_name(path.name + ".index.json")
-    if not is_there(path) and is_there(index):
-        raise CourseError(
-            f"{path} is missing and {index.name} says that the checkpoint is split into "
-            "several files: choose a checkpoint with one model.safetensors, or save it as one"
-        )
-    require_file(path, remedy=REMEDY)
-    try:
-        with safe_open(str(path), framework="np") as file:
-            return {
-                name: Stored(file.get_slice(name).get_dtype(),
-                             tuple(file.get_slice(name).get_shape()))
-                for name in file.keys()
-            }
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CourseError(f"{path} is damaged or truncated ({error}): {REMEDY}") from None
+        The pages, 4 KiB each and fewer per file of a sharded checkpoint, are at even distances.
+        """
+        digest = hashlib.sha256()
+        config = self._folder / "config.json"
+        if is_there(config):
+            digest.update(read_bytes(config, remedy=REMEDY))
+        for file in self._files:
+            file.add_to(digest, max(2, PAGES // len(self._files)))
+        return digest.hexdigest()
