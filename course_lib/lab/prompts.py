@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from course_lib.errors import CourseError
 from course_lib.lab import world
+from course_lib.lab.notes import Notes, line_source
 
-TEMPLATES = ("chat", "bare")
+TEMPLATES = ("chat", "instruct", "bare")
 HEADER = "Read these notes."
+INSTRUCTION = "Answer in one short sentence, in the words of the notes."
 ARTICLE_FACT = world.Fact("Zara", "favorite food", "ramen")  # article 10-2's needle
-FACT_SHARE = 0.6  # of the notes around the needle; the rest is filler sentences
-_TAIL_TOKENS = 48  # the last tokens of the notes are fitted by choosing sentence lengths
-_POOL = 160
+_ATTEMPTS = 32
 
 
 @dataclass(frozen=True)
@@ -36,19 +38,47 @@ class NeedlePrompt:
     def question(self) -> str:
         return self.fact.question
 
+    @property
+    def content(self) -> str:
+        """The prompt as one text, without the marks of a chat template."""
+        return content_of(self.lines, self.question, self.template)
 
-def prompt_ids(engine, lines: list[str], question: str, template: str) -> list[int]:
-    """Token ids of notes and question in the chat template or as a bare completion."""
+
+def default_template(tokenizer) -> str:
+    """The template for a model: "chat" for one trained in this world, else "instruct".
+
+    A model of this world has one token for every name of it; no other tokenizer has.
+    """
+    names = (tokenizer.encode(" " + name, allow_special=False) for name in world.NAMES)
+    return "chat" if all(len(ids) == 1 for ids in names) else "instruct"
+
+
+def content_of(lines: Sequence[str], question: str, template: str) -> str:
+    """Notes and question as one text.
+
+    "chat": nothing more, what the shipped model was trained on. "instruct": says what to do, for
+    models that follow instructions. "bare": a completion, for no chat template.
+    """
     notes = "\n".join([HEADER, *lines])
     if template == "chat":
-        return engine.apply_chat_template([{"role": "user", "content": f"{notes}\n{question}"}])
+        return f"{notes}\n{question}"
+    if template == "instruct":
+        return f"{notes}\n\nQuestion: {question}\n{INSTRUCTION}"
     if template == "bare":
-        return engine.encode(f"{notes}\nQuestion: {question}\nAnswer:", allow_special=False)
+        return f"{notes}\nQuestion: {question}\nAnswer:"
     raise ValueError(f"template must be one of {', '.join(TEMPLATES)}, not {template!r}")
 
 
+def prompt_ids(tokenizer, lines: Sequence[str], question: str, template: str) -> list[int]:
+    """Token ids of notes and question, in the model's chat template unless `template` is "bare"."""
+    content = content_of(lines, question, template)
+    if template == "bare":
+        return tokenizer.encode(content, allow_special=False)
+    return tokenizer.apply_chat_template([{"role": "user", "content": content}])
+
+
 def build_needle_prompt(
-    engine,
+    tokenizer,
     seed: str | int,
     *,
     tokens: int = 2061,
@@ -59,36 +89,40 @@ def build_needle_prompt(
 ) -> NeedlePrompt:
     """A prompt of exactly `tokens` tokens with one needle at `position` (0 = first line, 1 = last).
 
-    The notes around the needle never state its value, so a text that holds the value got it from
-    the needle. `unseen=True` hides a made-up name and value that training never used. Raises
-    CourseError when `tokens` is too small for the needle and question or cannot be hit exactly.
+    tokenizer: an Engine or Tokenizer, of any byte-level BPE. The notes around the needle never
+    state its value, so a text that holds the value got it from the needle. `unseen=True` hides a
+    made-up name and value that training never used. Raises CourseError when `tokens` is too small
+    for the needle and question or cannot be hit exactly.
     """
     if not 0.0 <= position <= 1.0:
         raise ValueError(f"position must lie between 0 and 1, not {position}")
     rng = random.Random(f"needle-{seed}")
     fact = fact or _random_fact(rng, unseen)
-    fixed = len(prompt_ids(engine, [fact.sentence], fact.question, template))
+    fixed = len(prompt_ids(tokenizer, [fact.sentence], fact.question, template))
     if tokens < fixed:
         raise CourseError(
             f"A needle prompt needs at least {fixed} tokens for its needle and question, "
             f"{tokens} were asked for; give a larger --tokens."
         )
-    budget = tokens - fixed
-    draw = _line_source(rng, fact)
-    for _ in range(8):
-        notes = _fill(engine, draw, budget)
-        needle_line = round(position * len(notes))
-        lines = [*notes[:needle_line], fact.sentence, *notes[needle_line:]]
-        ids = prompt_ids(engine, lines, fact.question, template)
+
+    def cost(line: str) -> int:
+        return len(tokenizer.encode(line + "\n", allow_special=False))
+
+    notes = Notes(line_source(rng, fact), cost, tokens - fixed)
+    for _ in range(_ATTEMPTS):
+        around = notes.lines()
+        needle_line = round(position * len(around))
+        lines = (*around[:needle_line], fact.sentence, *around[needle_line:])
+        ids = prompt_ids(tokenizer, lines, fact.question, template)
         if len(ids) == tokens:
-            span = _find_needle(engine, ids, fact)
+            needle_span, value_span = _find_needle(tokenizer, ids, fact)
             return NeedlePrompt(
-                tuple(ids), fact, tuple(lines), needle_line, span[0], span[1], template
+                tuple(ids), fact, lines, needle_line, needle_span, value_span, template
             )
-        budget += tokens - len(ids)  # a tokenizer that merges across lines: aim again
+        notes.adjust(tokens - len(ids))  # a tokenizer that merges across lines: aim again
     raise CourseError(
         f"No choice of sentences gives exactly {tokens} tokens with this tokenizer; "
-        f"try --tokens {tokens + 8} or another --seed."
+        f"try --tokens {tokens + cost(fact.sentence)} or another --seed."
     )
 
 
@@ -98,68 +132,23 @@ def _random_fact(rng: random.Random, unseen: bool) -> world.Fact:
     return world.Fact(name, attribute, world.random_value(rng, attribute, held_out=unseen))
 
 
-def _line_source(rng: random.Random, needle: world.Fact) -> Callable[[], str]:
-    """Draws notes: facts about other (name, attribute) pairs, never twice, and filler."""
-    used = {(needle.name, needle.attribute)}
-
-    def draw() -> str:
-        if rng.random() >= FACT_SHARE:
-            return world.filler_sentence(rng)
-        for _ in range(64):
-            name, attribute = rng.choice(world.NAMES), rng.choice(list(world.ATTRIBUTES))
-            value = world.random_value(rng, attribute)
-            if (name, attribute) not in used and value != needle.value:
-                used.add((name, attribute))
-                return world.Fact(name, attribute, value).sentence
-        return world.filler_sentence(rng)  # a very long prompt has used up the pairs
-
-    return draw
-
-
-def _fill(engine, draw: Callable[[], str], budget: int) -> list[str]:
-    """Sentences that cost exactly `budget` tokens where lengths allow it, else nearly."""
-
-    def cost(line: str) -> int:
-        return len(engine.encode(line + "\n", allow_special=False))
-
-    lines: list[str] = []
-    while budget > _TAIL_TOKENS:
-        line = draw()
-        price = cost(line)
-        if price <= budget:
-            lines.append(line)
-            budget -= price
-    pool = [(line, cost(line)) for line in (draw() for _ in range(_POOL))] if budget > 0 else []
-    return lines + _exact_subset(pool, budget)
-
-
-def _exact_subset(pool: list[tuple[str, int]], total: int) -> list[str]:
-    """Lines of the pool whose costs sum to `total`, or to the nearest sum below it."""
-    reach: dict[int, tuple[int, int] | None] = {0: None}  # sum → (line index, sum before it)
-    for i, (_, price) in enumerate(pool):
-        for before in sorted(reach, reverse=True):
-            if before + price <= total and before + price not in reach:
-                reach[before + price] = (i, before)
-        if total in reach:
-            break
-    at = max(reach)
-    chosen: list[str] = []
-    while (step := reach[at]) is not None:
-        chosen.append(pool[step[0]][0])
-        at = step[1]
-    return chosen
-
-
 def _find_needle(
-    engine, ids: list[int], fact: world.Fact
+    tokenizer, ids: Sequence[int], fact: world.Fact
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Spans of the needle's sentence and of its value among the prompt's tokens."""
-    sentence = engine.encode(fact.sentence + "\n", allow_special=False)
-    head = engine.encode(fact.sentence[: -len(fact.value) - 2], allow_special=False)
-    for start in range(len(ids) - len(sentence) + 1):
-        if ids[start : start + len(sentence)] == sentence:
-            value_end = start + len(engine.encode(fact.sentence[:-1], allow_special=False))
-            return (start, start + len(sentence)), (start + len(head), value_end)
-    raise CourseError(
-        "The needle's tokens cannot be found in the prompt: this tokenizer merges across lines."
-    )
+    """Spans of the tokens that hold a part of the needle's line, and of its value.
+
+    By text: a tokenizer may join the end of a line to what follows, or a value to its full stop.
+    """
+    pieces = [tokenizer.decode([token]) for token in ids]
+    ends = list(accumulate(len(piece) for piece in pieces))
+    line = fact.sentence + "\n"
+    start = "".join(pieces).find(line)
+    if start < 0:
+        raise CourseError("The needle cannot be found in the prompt: this tokenizer does not give "
+                          "back its text; use another --model.")
+    value = start + len(fact.sentence) - len(fact.value) - 2  # with the space, without the stop
+
+    def span(first: int, length: int) -> tuple[int, int]:
+        return bisect_right(ends, first), bisect_left(ends, first + length) + 1
+
+    return span(start, len(line)), span(value, len(fact.value) + 1)

@@ -8,7 +8,17 @@ import pytest
 
 from course_lib.errors import CourseError
 from course_lib.lab import world
-from course_lib.lab.prompts import ARTICLE_FACT, TEMPLATES, build_needle_prompt
+from course_lib.lab.notes import exact_subset
+from course_lib.lab.prompts import (
+    ARTICLE_FACT,
+    INSTRUCTION,
+    TEMPLATES,
+    build_needle_prompt,
+    default_template,
+)
+from tests.other_tokenizers import other_tokenizer
+
+OTHERS = ("qwen", "smollm2", "merges across lines", "bytes")
 
 
 def random_cases(count: int):
@@ -93,7 +103,55 @@ def least_tokens(engine) -> int:
 
 
 def test_unknown_template_and_position_are_refused(shipped_engine):
-    with pytest.raises(ValueError, match="template must be one of chat, bare"):
+    with pytest.raises(ValueError, match="template must be one of chat, instruct, bare"):
         build_needle_prompt(shipped_engine, 1, template="raw")
     with pytest.raises(ValueError, match="position"):
         build_needle_prompt(shipped_engine, 1, position=1.5)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("position", [0.0, 0.5, 1.0])
+def test_other_tokenizers_hit_their_length_too(kind, template, position):
+    tokenizer = other_tokenizer(kind)
+    for seed, tokens in enumerate((700, 1003, 2061)):
+        prompt = build_needle_prompt(
+            tokenizer, seed, tokens=tokens, position=position, template=template)
+        ids, (first, end), (value, after) = prompt.ids, prompt.needle_span, prompt.value_span
+        assert len(ids) == tokens and tokenizer.decode(ids).count(prompt.fact.sentence) == 1
+        # The spans hold the needle and its value, and no token at their ends does without.
+        assert prompt.fact.sentence in tokenizer.decode(ids[first:end])
+        assert prompt.fact.sentence not in tokenizer.decode(ids[first + 1 : end])
+        assert " " + prompt.fact.value in tokenizer.decode(ids[value:after])
+        for smaller in (ids[value + 1 : after], ids[value : after - 1]):
+            assert " " + prompt.fact.value not in tokenizer.decode(smaller)
+        assert first <= value < after <= end
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_short_prompts_are_hit_or_refused_in_one_sentence(kind):
+    tokenizer, hit = other_tokenizer(kind), 0
+    for tokens in range(150, 400, 7):
+        try:
+            prompt = build_needle_prompt(tokenizer, "short", tokens=tokens, template="instruct")
+        except CourseError as error:
+            assert "needs at least" in str(error) or "No choice of sentences" in str(error)
+        else:
+            hit += len(prompt.ids) == tokens
+    assert hit > 10
+
+
+def test_a_model_of_the_world_keeps_its_format_and_others_get_instructions(shipped_engine):
+    assert default_template(shipped_engine) == "chat"
+    assert {default_template(other_tokenizer(kind)) for kind in OTHERS} == {"instruct"}
+    prompt = build_needle_prompt(other_tokenizer("qwen"), 0, tokens=700, template="instruct")
+    end = f"Question: {prompt.question}\n{INSTRUCTION}"
+    assert prompt.content.endswith(end) and prompt.content.startswith("Read these notes.\n")
+    assert prompt.content in other_tokenizer("qwen").decode(prompt.ids)
+
+
+@pytest.mark.parametrize("total, sums", [(0, 0), (7, 7), (8, 7), (11, 7), (19, 19), (99, 26)])
+def test_a_subset_has_the_sum_or_the_next_below(total, sums):
+    pool = [("a", 7), ("b", 7), ("c", 12)]
+    chosen = exact_subset(pool, total)
+    assert sum(price for _, price in chosen) == sums and len(set(chosen)) == len(chosen)
