@@ -44,6 +44,17 @@ class Tokenizer:
         """Read `tokenizer.json` and the chat template in `folder`; CourseError names the file."""
         path = folder / "tokenizer.json"
         definition = read_json_object(path, remedy=REMEDY)
+        return cls.from_definition(definition, ChatTemplate.from_folder(folder), path)
+
+    @classmethod
+    def from_definition(
+        cls,
+        definition: Mapping[str, Any],
+        template: ChatTemplate | None,
+        path: Path,
+        remedy: str = REMEDY,
+    ) -> Tokenizer:
+        """Check and use what a tokenizer.json says; CourseError names `path` and `remedy`."""
         model = definition.get("model")
         kind = model.get("type") if isinstance(model, dict) else model
         if kind != "BPE":
@@ -52,20 +63,19 @@ class Tokenizer:
                 "byte-level BPE tokenizer"
             )
         _refuse_unsupported(definition["model"], path)
-        template = ChatTemplate.from_folder(folder)
         try:
             tokenizer = cls(definition, template)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # tokenizers: bare Exception, and a panic, which is none
             raise CourseError(
-                f"{path} is not a usable tokenizer ({one_line(error)}): {REMEDY}"
+                f"{path} is not a usable tokenizer ({one_line(error)}): {remedy}"
             ) from None
         for token in definition.get("added_tokens") or []:
             if tokenizer.control_tokens.get(token["content"]) != token["id"]:
                 raise CourseError(
                     f"{path}: control token {token['content']} claims id {token['id']}, which does "
-                    f"not follow the vocabulary: {REMEDY}"
+                    f"not follow the vocabulary: {remedy}"
                 )
         if not set(pre_tokenizers.ByteLevel.alphabet()) <= set(definition["model"]["vocab"]):
             raise CourseError(
