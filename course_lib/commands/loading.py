@@ -23,4 +23,7 @@ def load_with_bar(path: str | Path, weights: str = "f32") -> Engine:
             bar.total = total
             bar.update(done - bar.n)
 
-        return Engine.load(path, weights, on_progress=on_progress)
+        def on_note(text: str) -> None:
+            tqdm.write(f"course: {text}", file=sys.stderr)
+
+        return Engine.load(path, weights, on_progress, on_note)

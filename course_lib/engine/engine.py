@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from course_lib.engine.checkpoint import open_checkpoint
 from course_lib.engine.checks import (
     check_choice,
     check_context,
@@ -15,15 +16,14 @@ from course_lib.engine.checks import (
     check_ids,
 )
 from course_lib.engine.config import ModelConfig
-from course_lib.engine.files import checkpoint_folder
+from course_lib.engine.conversion import Progress, check_kind, load_weights
 from course_lib.engine.generate import Generation, generate_from
 from course_lib.engine.model import Model
 from course_lib.engine.prefill import IMPORTANCE_RULES, run_prompt
-from course_lib.engine.safetensors_source import SafetensorsSource
 from course_lib.engine.session import Session
 from course_lib.engine.tokenizer import Tokenizer
-from course_lib.engine.weights import Weights, load_weights
-from course_lib.errors import CourseError
+from course_lib.engine.weight_cache import Note, cached_weights
+from course_lib.engine.weights import Weights
 from course_lib.kvcache import CACHE_DTYPES
 
 
@@ -38,28 +38,26 @@ class Engine:
     @classmethod
     def load(
         cls,
-        folder: str | Path,
+        path: str | Path,
         weights: str = "f32",
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Progress | None = None,
+        on_note: Note | None = None,
     ) -> Engine:
-        """The engine of a Hugging Face checkpoint folder, its weights as "f32", "q8_0" or "q4_0".
+        """The engine of a checkpoint, its weights as "f32", "q8_0" or "q4_0".
 
-        The folder holds config.json, model.safetensors (F32, F16 or BF16), tokenizer.json and,
-        for conversations, a chat template. `on_progress(done, total)` is called as loading goes on.
-        Raises CourseError, one sentence that names the file
-        and the remedy, for anything absent, damaged or not supported.
+        path: what `open_checkpoint` opens. Packed weights are kept in a file and mapped from it
+        the next time, see `cached_weights`; `on_note` is told, in a sentence, why such a file is
+        made again. `on_progress(done, total)` counts bytes of weights while they are read.
+        Raises CourseError, one sentence that names the file and the remedy, for anything absent,
+        damaged, not supported or too large for this machine's memory.
         """
-        path = checkpoint_folder(folder)
-        config = ModelConfig.from_folder(path)
-        tokenizer = Tokenizer.from_folder(path)
-        if tokenizer.vocab_size > config.vocab_size:
-            raise CourseError(
-                f"{path / 'tokenizer.json'} has token ids up to {tokenizer.vocab_size - 1}, the "
-                f"model knows {config.vocab_size} tokens: use the tokenizer.json and config.json "
-                "of one checkpoint"
-            )
-        source = SafetensorsSource(path)
-        return cls(config, load_weights(source, config, weights, on_progress), tokenizer)
+        config, source, tokenizer = open_checkpoint(path)
+        if weights == "f32":
+            loaded = load_weights(source, config, weights, on_progress)
+        else:
+            check_kind(weights)
+            loaded = cached_weights(source, config, weights, on_progress, on_note)  # type: ignore[arg-type]
+        return cls(config, loaded, tokenizer)
 
     def encode(self, text: str, allow_special: bool = True) -> list[int]:
         """Token ids of `text`, none added; see `Tokenizer.encode` for `allow_special`."""

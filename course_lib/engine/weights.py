@@ -1,9 +1,10 @@
-"""Weights of a checkpoint, checked against its config: float32, or packed blocks of 8 or 4 bits."""
+"""The weights of a model: what the arrays are, and which tensors of a checkpoint they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from course_lib.engine.config import ModelConfig
 from course_lib.engine.tensor_source import TensorSource
 from course_lib.errors import CourseError
 from course_lib.linear import PackedMatrix
-from course_lib.weight_blocks import Kind
 
 EMBEDDING, FINAL_NORM, OUTPUT = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 WEIGHT_KINDS = ("f32", "q8_0", "q4_0")
@@ -108,76 +108,68 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load_weights(
-    source: TensorSource,
-    config: ModelConfig,
-    kind: str = "f32",
-    on_progress: Callable[[int, int], None] | None = None,
-) -> Weights:
-    """Read the weights of `source` as `kind`, layer by layer.
+class Slot(NamedTuple):
+    """An array or matrix of `Weights`: its name, the checkpoint's tensors whose rows it stacks, its
+    shape, and whether it is one of the matrices that are packed where weights are."""
 
-    Matrices become float32 or PackedMatrix; norm gains and routers stay float32. A tied checkpoint
-    may repeat the embedding as `lm_head.weight`. `on_progress(done, total)` counts layers. Raises
-    CourseError naming the file, the tensor and the remedy: tensor missing, unknown, of another
-    shape, NaN or infinite; rows that do not divide into blocks; ValueError for an unknown kind.
-    """
-    if kind not in WEIGHT_KINDS:
-        raise ValueError(f"weights must be one of {', '.join(WEIGHT_KINDS)}, not {kind!r}")
-    check_tensors(source, config)
-    embedding = matrix(source, [EMBEDDING], kind)
-    layers = []
-    for layer in range(config.num_hidden_layers):
-        layers.append(layer_weights(source, config, layer, kind))
-        if on_progress is not None:
-            on_progress(layer + 1, config.num_hidden_layers)
-    output = embedding if config.tie_word_embeddings else matrix(source, [OUTPUT], kind)
-    return Weights(embedding, tuple(layers), source.read(FINAL_NORM), output)
+    name: str
+    tensors: tuple[str, ...]
+    shape: tuple[int, ...]
+    packed: bool
 
 
-def layer_weights(
-    source: TensorSource, config: ModelConfig, layer: int, kind: str
-) -> LayerWeights:
-    """The weights of one layer; `load_weights` has checked that they are there."""
-    prefix = f"model.layers.{layer}."
-    attention = prefix + "self_attn."
-    moe = config.moe_of(layer)
-    mlp: DenseMLP | MoELayer
-    if moe is None:
-        mlp = dense_mlp(source, prefix + "mlp.", kind)
-    else:
-        mlp = MoELayer(
-            source.read(prefix + "mlp.gate.weight"),
-            tuple(dense_mlp(source, f"{prefix}mlp.experts.{expert}.", kind)
-                  for expert in range(moe.num_experts)),
+def slots_of(config: ModelConfig) -> list[Slot]:
+    """Every array of the weights of `config`, in the order in which `assemble` asks for it."""
+    slots: list[Slot] = []
+
+    def note(slot: Slot) -> Any:
+        slots.append(slot)
+
+    assemble(config, note)
+    return slots
+
+
+def assemble(config: ModelConfig, fill: Callable[[Slot], Any]) -> Weights:
+    """The weights of `config` from what `fill` returns for each slot: a Matrix for a packed one,
+    else float32 of its shape."""
+    shapes = expected_tensors(config)
+
+    def matrix(name: str, *tensors: str) -> Matrix:
+        rows = sum(shapes[tensor][0] for tensor in tensors)
+        return fill(Slot(name, tensors, (rows, shapes[tensors[0]][1]), True))
+
+    def array(name: str) -> np.ndarray:
+        return fill(Slot(name, (name,), shapes[name], False))
+
+    def swiglu(prefix: str) -> DenseMLP:
+        return DenseMLP(
+            matrix(prefix + "gate_up_proj", prefix + "gate_proj.weight", prefix + "up_proj.weight"),
+            matrix(prefix + "down_proj", prefix + "down_proj.weight"),
         )
-    return LayerWeights(
-        input_norm=source.read(prefix + "input_layernorm.weight"),
-        qkv_proj=matrix(source, [f"{attention}{part}_proj.weight" for part in "qkv"], kind),
-        q_norm=source.read(attention + "q_norm.weight") if config.qk_norm else None,
-        k_norm=source.read(attention + "k_norm.weight") if config.qk_norm else None,
-        o_proj=matrix(source, [attention + "o_proj.weight"], kind),
-        post_attention_norm=source.read(prefix + "post_attention_layernorm.weight"),
-        mlp=mlp,
-    )
 
+    def layer(number: int) -> LayerWeights:
+        prefix = f"model.layers.{number}."
+        attention = prefix + "self_attn."
+        moe = config.moe_of(number)
+        return LayerWeights(
+            input_norm=array(prefix + "input_layernorm.weight"),
+            qkv_proj=matrix(attention + "qkv_proj",
+                            *(f"{attention}{part}_proj.weight" for part in "qkv")),
+            q_norm=array(attention + "q_norm.weight") if config.qk_norm else None,
+            k_norm=array(attention + "k_norm.weight") if config.qk_norm else None,
+            o_proj=matrix(attention + "o_proj", attention + "o_proj.weight"),
+            post_attention_norm=array(prefix + "post_attention_layernorm.weight"),
+            mlp=swiglu(prefix + "mlp.") if moe is None else MoELayer(
+                array(prefix + "mlp.gate.weight"),
+                tuple(swiglu(f"{prefix}mlp.experts.{expert}.")
+                      for expert in range(moe.num_experts))),
+        )
 
-def dense_mlp(source: TensorSource, prefix: str, kind: str) -> DenseMLP:
-    """One SwiGLU whose tensors' names begin with `prefix`."""
-    gate_up = [prefix + "gate_proj.weight", prefix + "up_proj.weight"]
-    return DenseMLP(matrix(source, gate_up, kind),
-                    matrix(source, [prefix + "down_proj.weight"], kind))
-
-
-def matrix(source: TensorSource, names: Sequence[str], kind: str) -> Matrix:
-    """The rows of several tensors in one matrix of a kind."""
-    if kind == "f32":
-        parts = [source.read(name) for name in names]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-    blocks: Kind = kind  # type: ignore[assignment]
-    found = [source.blocks(name, blocks) for name in names]
-    if all(part is not None for part in found):
-        return PackedMatrix.from_blocks(np.concatenate(found), blocks)  # type: ignore[arg-type]
-    return PackedMatrix.quantize(np.concatenate([source.read(name) for name in names]), blocks)
+    embedding = matrix("model.embed_tokens", EMBEDDING)
+    layers = tuple(layer(number) for number in range(config.num_hidden_layers))
+    final_norm = array(FINAL_NORM)
+    output = embedding if config.tie_word_embeddings else matrix("lm_head", OUTPUT)
+    return Weights(embedding, layers, final_norm, output)
 
 
 def check_tensors(source: TensorSource, config: ModelConfig) -> None:
@@ -207,8 +199,18 @@ def check_tensors(source: TensorSource, config: ModelConfig) -> None:
                 f"{path}: tensor {name} has shape {list(stored[name].shape)}, config.json asks for "
                 f"{list(shape)}: use the config.json and model.safetensors of one checkpoint"
             )
-    if repeated and not np.array_equal(source.read(OUTPUT), source.read(EMBEDDING)):
+    if repeated and not same_rows(source, EMBEDDING, OUTPUT):
         raise CourseError(
             f"{path}: {OUTPUT} differs from {EMBEDDING} although config.json ties them: set "
             "tie_word_embeddings to false in config.json, or remove the tensor"
         )
+
+
+def same_rows(source: TensorSource, name: str, other: str) -> bool:
+    """Whether two matrices of one shape are equal; read some rows at a time."""
+    rows = source.stored[name].shape[0]
+    return all(
+        np.array_equal(source.read_rows(name, first, min(first + 1024, rows)),
+                       source.read_rows(other, first, min(first + 1024, rows)))
+        for first in range(0, rows, 1024)
+    )

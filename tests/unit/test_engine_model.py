@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from course_lib import prefill_attention
 from course_lib.arrays import NotFiniteError
 from course_lib.engine import Engine, ModelConfig, layers
+from course_lib.engine.conversion import load_weights
 from course_lib.engine.model import Model
 from course_lib.engine.prefill import run_prompt
-from course_lib.engine.weights import load_weights
 from tests.tiny_checkpoint import (
     BASE_CONFIG,
     ArraySource,
