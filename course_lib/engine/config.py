@@ -1,24 +1,15 @@
-"""The hyperparameters of a dense Qwen3 model, read from a Hugging Face `config.json`."""
+"""The hyperparameters of a model, read from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from course_lib.engine.config_keys import REMEDY, ConfigKeys, shown
+from course_lib.engine.families import Family, family_of, text_keys
 from course_lib.engine.files import is_there, read_json_object
 from course_lib.engine.rope import RopeScaling
 from course_lib.errors import CourseError
-
-REMEDY = "copy the whole checkpoint folder again, or choose a dense Qwen3 checkpoint"
-
-# What transformers assumes where a config.json leaves the key out.
-DEFAULT_HEAD_DIM = 128
-DEFAULT_RMS_NORM_EPS = 1e-6
-DEFAULT_ROPE_THETA = 10_000.0
-DEFAULT_CONTEXT = 32_768
 
 
 @dataclass(frozen=True)
@@ -38,9 +29,9 @@ class ModelConfig:
     """The numbers that fix every shape of a model.
 
     Sizes are counts; `rope_theta` and `rms_norm_eps` are dimensionless; `eos_token_ids` are the
-    token ids that end a generation. `qk_norm`: query and key rows are normed per head before RoPE.
-    `moe` holds for the layers not in `dense_layers`. Names are those of Hugging Face's
-    `config.json`.
+    token ids that end a generation. `family`: the model_type. `qk_norm`: query and key rows are
+    normed per head before RoPE. `rope`: how its angles are scaled, None where they are not. `moe`
+    holds for the layers not in `dense_layers`. Names are those of Hugging Face's `config.json`.
     """
 
     vocab_size: int
@@ -70,139 +61,122 @@ class ModelConfig:
         """Read and check `config.json` (and `generation_config.json` where present) in `folder`.
 
         Raises CourseError naming the file, the key and the remedy for anything that this engine
-        would compute wrongly: another architecture, scaled RoPE, sliding windows, biases.
+        would compute wrongly: another architecture or scaling of RoPE, sliding windows, biases.
         """
         path = folder / "config.json"
         raw = read_json_object(path, remedy=REMEDY)
-        _refuse_unsupported(raw, path)
+        family = family_of(raw, path)
+        keys = text_keys(raw, family, path)
+        heads = keys.count("num_attention_heads")
+        hidden, layers = keys.count("hidden_size"), keys.count("num_hidden_layers")
+        context = keys.count("max_position_embeddings")
+        rope_theta, rope = _rope(keys, context)
+        moe, dense_layers = (
+            _experts(keys, family, layers) if family.experts else (None, frozenset[int]()))
         config = cls(
-            vocab_size=_count(raw, "vocab_size", path),
-            hidden_size=_count(raw, "hidden_size", path),
-            intermediate_size=_count(raw, "intermediate_size", path),
-            num_hidden_layers=_count(raw, "num_hidden_layers", path),
-            num_attention_heads=_count(raw, "num_attention_heads", path),
-            num_key_value_heads=_count(
-                raw, "num_key_value_heads", path, default=raw.get("num_attention_heads")
-            ),
-            head_dim=_count(raw, "head_dim", path, default=DEFAULT_HEAD_DIM),
-            max_position_embeddings=_count(
-                raw, "max_position_embeddings", path, default=DEFAULT_CONTEXT
-            ),
-            rms_norm_eps=_positive(raw, "rms_norm_eps", path, DEFAULT_RMS_NORM_EPS),
-            rope_theta=_rope_theta(raw, path),
-            tie_word_embeddings=_flag(raw, "tie_word_embeddings", path),
-            eos_token_ids=_eos_token_ids(raw, folder),
+            vocab_size=keys.count("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=keys.count("intermediate_size"),
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=_key_value_heads(keys, heads),
+            head_dim=_head_dim(keys, hidden, heads),
+            max_position_embeddings=context,
+            rms_norm_eps=keys.positive("rms_norm_eps"),
+            rope_theta=rope_theta,
+            tie_word_embeddings=keys.flag("tie_word_embeddings"),
+            eos_token_ids=_eos_token_ids(keys, folder),
+            family=raw["model_type"],
+            qk_norm=family.qk_norm,
+            rope=rope,
+            moe=moe,
+            dense_layers=dense_layers,
         )
-        if config.num_attention_heads % config.num_key_value_heads:
-            raise CourseError(
-                f"{path}: num_attention_heads {config.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {config.num_key_value_heads}: {REMEDY}"
-            )
-        if config.head_dim % 2:
-            raise CourseError(
-                f"{path}: head_dim {config.head_dim} is odd, RoPE turns pairs: {REMEDY}"
-            )
-        for token in config.eos_token_ids:
-            if not 0 <= token < config.vocab_size:
-                raise CourseError(
-                    f"{path}: eos_token_id {token} is outside the vocabulary of "
-                    f"{config.vocab_size}: {REMEDY}"
-                )
+        config.check(path)
         return config
 
-
-def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
-    model_type = raw.get("model_type")
-    if model_type != "qwen3":
-        raise CourseError(
-            f"{path}: model_type {model_type!r} is not supported: choose a checkpoint whose "
-            "model_type is 'qwen3' (dense)"
-        )
-    refused = {
-        "hidden_act": raw.get("hidden_act", "silu") != "silu",
-        "attention_bias": bool(raw.get("attention_bias")),
-        "use_sliding_window": bool(raw.get("use_sliding_window")),
-        "layer_types": not _all_full_attention(raw.get("layer_types")),
-        "quantization_config": raw.get("quantization_config") is not None,
-    }
-    for key, bad in refused.items():
-        if bad:
-            raise CourseError(
-                f"{path}: {key} = {raw[key]!r} is not supported: choose an unquantized Qwen3 "
-                "checkpoint with full attention, no bias and the silu activation"
-            )
+    def check(self, path: Path) -> None:
+        """CourseError naming `path`, from which the numbers come, where they contradict."""
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        problems = []
+        if heads % kv_heads:
+            problems.append(
+                f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+        if self.head_dim % 2:
+            problems.append(f"head_dim {self.head_dim} is odd, RoPE turns pairs")
+        for token in self.eos_token_ids:
+            if not 0 <= token < self.vocab_size:
+                problems.append(
+                    f"eos_token_id {token} is outside the vocabulary of {self.vocab_size}")
+        if self.moe is not None and self.moe.experts_per_token > self.moe.num_experts:
+            problems.append(f"num_experts_per_tok {self.moe.experts_per_token} is more than "
+                            f"num_experts {self.moe.num_experts}")
+        if problems:
+            raise CourseError(f"{path}: {problems[0]}: {REMEDY}")
 
 
-def _all_full_attention(layer_types: Any) -> bool:
-    if layer_types is None:
-        return True
-    return isinstance(layer_types, list) and all(kind == "full_attention" for kind in layer_types)
+def _key_value_heads(keys: ConfigKeys, heads: int) -> int:
+    if "num_key_value_heads" in keys.raw and keys.raw["num_key_value_heads"] is None:
+        return heads  # null says: as many; what a key says that is not there, the family knows
+    return keys.count("num_key_value_heads", default=heads)
 
 
-def _rope_theta(raw: dict[str, Any], path: Path) -> float:
-    """RoPE base: `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before)."""
-    for key in ("rope_scaling", "rope_parameters"):
-        parameters = raw.get(key)
-        if parameters is None:
-            continue
-        if not isinstance(parameters, dict):
-            raise CourseError(f"{path}: {key} must be an object, got {parameters!r}: {REMEDY}")
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if kind != "default":
-            raise CourseError(
-                f"{path}: {key} asks for RoPE scaling {kind!r}, only 'default' is supported: "
-                "remove the scaling (for contexts within the model's own length it is not needed) "
-                "or choose another checkpoint"
-            )
-        if "rope_theta" in parameters:
-            return _positive(parameters, "rope_theta", path, DEFAULT_ROPE_THETA)
-    return _positive(raw, "rope_theta", path, DEFAULT_ROPE_THETA)
+def _head_dim(keys: ConfigKeys, hidden: int, heads: int) -> int:
+    if keys.get("head_dim") is None and hidden % heads:
+        raise keys.refuse(
+            "hidden_size", f"{hidden} is not a multiple of num_attention_heads {heads}")
+    return keys.count("head_dim", default=hidden // heads)
 
 
-def _eos_token_ids(raw: dict[str, Any], folder: Path) -> tuple[int, ...]:
+def _experts(
+    keys: ConfigKeys, family: Family, layers: int
+) -> tuple[MoEConfig, frozenset[int]]:
+    """The mixture of experts, and the layers that have one SwiGLU instead."""
+    if family.defaults.get("norm_topk_prob") and not keys.flag("norm_topk_prob"):
+        raise keys.refuse("norm_topk_prob", "must be true in this family")
+    moe = MoEConfig(
+        num_experts=keys.count("num_experts", "num_local_experts"),
+        experts_per_token=keys.count("num_experts_per_tok"),
+        intermediate_size=keys.count("moe_intermediate_size"),
+        norm_topk_prob=keys.flag("norm_topk_prob"),
+    )
+    step = keys.count("decoder_sparse_step")
+    dense = set(keys.integers("mlp_only_layers", "a list of layer numbers"))
+    if step > 1 or dense:
+        dense = {layer for layer in range(layers) if layer in dense or (layer + 1) % step}
+    return moe, frozenset(dense)
+
+
+def _rope(keys: ConfigKeys, context: int) -> tuple[float, RopeScaling | None]:
+    """Base and scaling of RoPE.
+
+    They stand in `rope_parameters` (transformers 5), or in `rope_theta` and `rope_scaling`
+    (before), which transformers 5 still prefers where it is there and not empty.
+    """
+    key = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
+    parameters = keys.get(key) or {}
+    if not isinstance(parameters, dict):
+        raise keys.refuse(key, f"must be an object, got {shown(parameters)}")
+    inside = parameters.get("rope_theta") is not None
+    base = ConfigKeys(parameters if inside else {}, keys.path,
+                      {"rope_theta": keys.get("rope_theta")},
+                      f"{keys.place}{key}." if inside else keys.place)
+    for name, value in parameters.items():
+        if isinstance(value, dict):
+            raise keys.refuse(f"{key}.{name}", "is not supported, RoPE is the same in every layer")
+    theta = base.positive("rope_theta")
+    given = {name: value for name, value in parameters.items() if value is not None}
+    scaling = RopeScaling.from_parameters(given, keys.path, max_position_embeddings=context)
+    if scaling is not None and theta <= 1.0:
+        raise base.refuse("rope_theta", f"must be above 1 where RoPE is scaled, got {theta:g}")
+    return theta, scaling
+
+
+def _eos_token_ids(keys: ConfigKeys, folder: Path) -> tuple[int, ...]:
     """End-of-generation ids: those of `generation_config.json` where it names any."""
-    path = folder / "config.json"
-    value = raw.get("eos_token_id")
     generation = folder / "generation_config.json"
     if is_there(generation):
-        wanted = read_json_object(generation, remedy=REMEDY).get("eos_token_id")
-        if wanted is not None:
-            path, value = generation, wanted
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    for item in values:
-        if isinstance(item, bool) or not isinstance(item, int):
-            raise CourseError(
-                f"{path}: eos_token_id must be a token id or a list, got {value!r}: {REMEDY}"
-            )
-    return tuple(values)
-
-
-def _count(raw: dict[str, Any], key: str, path: Path, default: Any = None) -> int:
-    value = raw.get(key)
-    value = default if value is None else value
-    if value is None:
-        raise CourseError(f"{path}: {key} is missing: {REMEDY}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CourseError(f"{path}: {key} must be a positive integer, got {value!r}: {REMEDY}")
-    return value
-
-
-def _positive(raw: dict[str, Any], key: str, path: Path, default: float) -> float:
-    value = raw.get(key)
-    value = default if value is None else value
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    # The model computes in float32, where 1e-50 is 0 and 1e300 is infinite.
-    least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-    if not number or not least <= value <= most:
-        raise CourseError(
-            f"{path}: {key} must be a positive number in the range of float32 ({least:.0e} … "
-            f"{most:.0e}), got {value!r}: {REMEDY}"
-        )
-    return float(value)
-
-
-def _flag(raw: dict[str, Any], key: str, path: Path) -> bool:
-    value = raw.get(key, False)
-    if not isinstance(value, bool):
-        raise CourseError(f"{path}: {key} must be true or false, got {value!r}: {REMEDY}")
-    return value
+        raw = read_json_object(generation, remedy=REMEDY)
+        if raw.get("eos_token_id") is not None:
+            keys = ConfigKeys(raw, generation, {})
+    return keys.integers("eos_token_id", "a token id or a list")

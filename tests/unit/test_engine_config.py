@@ -3,18 +3,25 @@
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from types import MappingProxyType
 
 import pytest
 
 from course_lib.engine import Engine, ModelConfig
+from course_lib.engine.config import MoEConfig
+from course_lib.engine.families import FAMILIES
 from course_lib.errors import CourseError
 from tests.tiny_checkpoint import BASE_CONFIG, write_checkpoint
 
 
 def config_of(folder, changes, drop=()):
-    raw = {key: value for key, value in (BASE_CONFIG | changes).items() if key not in drop}
+    return read(folder, without(BASE_CONFIG | changes, *drop))
+
+
+def read(folder, raw):
     (folder / "config.json").write_text(json.dumps(raw))
     return ModelConfig.from_folder(folder)
 
@@ -53,12 +60,145 @@ def test_rope_theta_in_old_and_new_style(tmp_path, changes, drop, theta):
     assert config_of(tmp_path, changes, drop).rope_theta == theta
 
 
-def test_defaults_of_transformers(tmp_path):
-    drop = ("head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings")
-    config = config_of(tmp_path, {}, (*drop, "eos_token_id", "num_key_value_heads"))
-    assert (config.head_dim, config.rms_norm_eps) == (128, 1e-6)
-    assert (config.max_position_embeddings, config.tie_word_embeddings) == (32768, False)
-    assert (config.eos_token_ids, config.num_key_value_heads) == ((), 4)
+def without(raw, *keys):
+    return {key: value for key, value in raw.items() if key not in keys}
+
+
+LEFT_OUT = ("head_dim", "rms_norm_eps", "rope_theta", "max_position_embeddings", "eos_token_id",
+            "tie_word_embeddings", "num_key_value_heads", "hidden_act")
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
+def of_family(model_type, changes=MappingProxyType({}), drop=()):
+    """A config.json of a family, nested where that family nests it."""
+    raw = BASE_CONFIG | {"num_attention_heads": 64, "hidden_size": 128}
+    if "moe" in model_type:
+        raw = raw | MOE
+    raw = without(raw | dict(changes), "architectures", "model_type", *drop)
+    if "_vl" not in model_type:
+        return raw | {"model_type": model_type}
+    raw["model_type"] = model_type + "_text"
+    return {"model_type": model_type, "vision_config": {"depth": 2}, "text_config": raw}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "head_dim", "kv_heads", "theta", "context", "eos"),
+    [
+        ("qwen3", 128, 32, 1e4, 32_768, ()),
+        ("qwen3_moe", 2, 4, 1e4, 32_768, ()),
+        ("qwen3_vl", 128, 32, 5e5, 128_000, ()),
+        ("qwen3_vl_moe", 2, 16, 5e5, 128_000, ()),
+        ("llama", 2, 64, 1e4, 2048, (2,)),
+    ],
+)
+def test_defaults_of_transformers(tmp_path, model_type, head_dim, kv_heads, theta, context, eos):
+    config = read(tmp_path, of_family(model_type, drop=LEFT_OUT))
+    assert (config.head_dim, config.num_key_value_heads) == (head_dim, kv_heads)
+    assert (config.rope_theta, config.max_position_embeddings) == (theta, context)
+    assert (config.eos_token_ids, config.rms_norm_eps) == (eos, 1e-6)
+    assert (config.tie_word_embeddings, config.rope) == (False, None)
+    assert (config.family, config.qk_norm) == (model_type, model_type != "llama")
+    assert (config.moe is not None) == ("moe" in model_type)
+    null = dict.fromkeys(LEFT_OUT)
+    assert read(tmp_path, of_family(model_type, null)) == replace(config, num_key_value_heads=64)
+
+
+def test_experts(tmp_path):
+    config = read(tmp_path, of_family("qwen3_moe", {"norm_topk_prob": True}))
+    assert config.moe == MoEConfig(4, 2, 16, True) and config.dense_layers == frozenset()
+    raw = of_family("qwen3_moe", {"num_local_experts": 3}, drop=("num_experts",))
+    assert read(tmp_path, raw).moe == MoEConfig(3, 2, 16, False)
+    raw = of_family("qwen3_moe", drop=("num_experts_per_tok",))
+    with pytest.raises(CourseError, match="num_experts_per_tok 8 is more than num_experts 4"):
+        read(tmp_path, raw)
+    assert read(tmp_path, of_family("qwen3_vl_moe")).moe.norm_topk_prob
+    with pytest.raises(CourseError, match="text_config.norm_topk_prob must be true"):
+        read(tmp_path, of_family("qwen3_vl_moe", {"norm_topk_prob": False}))
+    assert read(tmp_path, of_family("qwen3", MOE)).moe is None
+
+
+@pytest.mark.parametrize(
+    ("step", "only", "dense"),
+    [(1, [], ()), (1, None, ()), (1, [2, 9], (2,)), (2, [], (0, 2, 4)), (2, [1], (0, 1, 2, 4)),
+     (3, None, (0, 1, 3, 4)), (7, [], (0, 1, 2, 3, 4))],
+)
+def test_layers_without_experts(tmp_path, step, only, dense):
+    changes = {"decoder_sparse_step": step, "mlp_only_layers": only, "num_hidden_layers": 5}
+    config = read(tmp_path, of_family("qwen3_moe", changes))
+    assert config.dense_layers == frozenset(dense)
+    assert [config.moe_of(layer) is None for layer in range(5)] == [
+        layer in dense for layer in range(5)]
+
+
+def test_text_of_a_vision_model(tmp_path):
+    """Whether it is tied the whole model says first, where it ends the text does."""
+    raw = of_family("qwen3_vl", {"eos_token_id": 5, "tie_word_embeddings": True})
+    assert read(tmp_path, raw).tie_word_embeddings
+    assert not read(tmp_path, raw | {"tie_word_embeddings": False}).tie_word_embeddings
+    assert read(tmp_path, raw | {"eos_token_id": 7}).eos_token_ids == (5,)
+    raw["text_config"]["eos_token_id"] = None
+    assert read(tmp_path, raw | {"eos_token_id": 7}).eos_token_ids == (7,)
+    mrope = {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+    raw["text_config"] |= {"rope_scaling": mrope, "rope_theta": 5_000_000}
+    config = read(tmp_path, raw)
+    assert (config.rope, config.rope_theta) == (None, 5e6)
+    del raw["text_config"]["model_type"]
+    assert read(tmp_path, raw) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"text_config": None}, ["text_config must be an object, got None"]),
+        ({"text_config": {"model_type": "qwen3"}}, ["text_config.model_type is 'qwen3'"]),
+        ({"text_config": {"hidden_size": 0}}, ["text_config."]),
+        ({"text_config": {"attention_bias": True}}, ["text_config.attention_bias = True"]),
+        ({"quantization_config": {}}, ["quantization_config = {}"]),
+        ({"architectures": ["Qwen3VLVisionModel"]}, ["architectures = ['Qwen3VLVisionModel']"]),
+        ({"tie_word_embeddings": 1}, ["tie_word_embeddings must be true or false"]),
+    ],
+)
+def test_refusals_of_a_vision_model(tmp_path, change, words):
+    with pytest.raises(CourseError) as error:
+        read(tmp_path, of_family("qwen3_vl") | change)
+    for word in [str(tmp_path / "config.json"), *words]:
+        assert word in str(error.value)
+
+
+def test_a_window_that_is_not_used_is_ignored(tmp_path):
+    config = config_of(tmp_path, {})
+    assert config_of(tmp_path, {"use_sliding_window": False, "sliding_window": 8}) == config
+    assert config_of(tmp_path, {"use_sliding_window": True, "sliding_window": None}) == config
+    with pytest.raises(CourseError, match="use_sliding_window = True"):
+        config_of(tmp_path, {"use_sliding_window": True, "sliding_window": 8})
+
+
+def test_scaled_rope(tmp_path):
+    """In both styles; `rope_scaling` is preferred, as transformers does."""
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    config = config_of(tmp_path, {"rope_scaling": yarn})
+    assert (config.rope.kind, config.rope.factor) == ("yarn", 4.0)
+    assert config.rope.original_max_position_embeddings == config.max_position_embeddings == 512
+    linear = {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}
+    both = config_of(tmp_path, {"rope_scaling": yarn, "rope_parameters": linear})
+    assert (both.rope, both.rope_theta) == (config.rope, 1e4)
+    both = config_of(tmp_path, {"rope_scaling": {}, "rope_parameters": linear})
+    assert (both.rope.kind, both.rope_theta) == ("linear", 7.0)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "nearest"),
+    [("qwen2", "qwen3"), ("qwen3_next", "qwen3"), ("qwen3_vl_text", "qwen3_vl"),
+     ("qwen2_5_vl", "qwen3_vl"), ("qwen2_moe", "qwen3_moe"), ("mistral", "llama"),
+     ("llama4", "llama"), ("mixtral", "qwen3_moe"), ("smollm3", "llama")],
+)
+def test_other_model_types_are_told_the_nearest(tmp_path, model_type, nearest):
+    with pytest.raises(CourseError) as error:
+        config_of(tmp_path, {"model_type": model_type})
+    assert f"model_type '{model_type}' is not supported: choose a checkpoint" in str(error.value)
+    assert f"model_type is '{nearest}' (the nearest to it), " in str(error.value)
+    for name in FAMILIES:
+        assert str(error.value).count(f"'{name}'") == 1
 
 
 @pytest.mark.parametrize(
@@ -73,13 +213,28 @@ def test_generation_config_names_the_end_tokens(tmp_path, generation, eos):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "llama"}, ["model_type 'llama'", "qwen3"]),
-        ({"model_type": None}, ["model_type None"]),
-        ({"model_type": "qwen3_moe"}, ["qwen3_moe"]),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["rope_scaling", "'yarn'"]),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, ["'linear'"]),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}}, ["'llama3'"]),
+        ({"model_type": None}, ["model_type None", "'qwen3', 'qwen3_moe'", " or 'llama'"]),
+        ({"model_type": ["qwen3"]}, ["model_type ['qwen3']"]),
+        ({"model_type": "x\n" * 9999}, ["model_type 'x\\nx"]),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, ["'longrope'"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["'dynamic'"]),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4, "rope_theta": 1.0}},
+         ["rope_parameters.rope_theta must be above 1"]),
         ({"rope_parameters": "yarn"}, ["rope_parameters", "object"]),
+        ({"rope_scaling": [1]}, ["rope_scaling", "object", "[1]"]),
+        ({"rope_parameters": {"full_attention": {}}}, ["rope_parameters.full_attention"]),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor 0.5"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor = 0.5"]),
+        ({"model_type": "llama", "mlp_bias": True}, ["mlp_bias = True"]),
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, ["architectures"]),
+        ({"architectures": "Qwen3ForCausalLM"}, ["architectures"]),
+        ({"per_layer_config": {"1": {}}}, ["per_layer_config"]),
+        ({"model_type": "llama", "head_dim": None, "hidden_size": 26},
+         ["hidden_size 26 is not a multiple of num_attention_heads 4"]),
+        ({"model_type": "qwen3_moe"}, ["num_experts is missing"]),
+        ({"model_type": "qwen3_moe", **MOE, "mlp_only_layers": ["1"]}, ["mlp_only_layers must"]),
+        ({"model_type": "qwen3_moe", **MOE, "decoder_sparse_step": 0}, ["decoder_sparse_step"]),
+        ({"model_type": "qwen3_moe", **MOE, "num_experts": 1}, ["num_experts 1"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "'gelu'"]),
         ({"attention_bias": True}, ["attention_bias"]),
         ({"use_sliding_window": True}, ["use_sliding_window"]),
@@ -89,6 +244,7 @@ def test_generation_config_names_the_end_tokens(tmp_path, generation, eos):
         ({"layer_types": [{}]}, ["layer_types = [{}]"]),
         ({"layer_types": "full_attention"}, ["layer_types"]),
         ({"quantization_config": {"bits": 4}}, ["quantization_config"]),
+        ({"quantization_config": {"x": "y" * 999}}, ["quantization_config = {'x': 'yyy", "..."]),
         ({"hidden_size": "24"}, ["hidden_size", "'24'"]),
         ({"hidden_size": 0}, ["hidden_size", "0"]),
         ({"vocab_size": True}, ["vocab_size"]),
@@ -118,7 +274,7 @@ def test_refusals_name_file_key_and_remedy(tmp_path, changes, words):
     with pytest.raises(CourseError) as error:
         config_of(tmp_path, changes)
     message = str(error.value)
-    assert "\n" not in message and ": " in message
+    assert "\n" not in message and ": " in message and len(message) < 500 + len(str(tmp_path))
     for word in [str(tmp_path / "config.json"), *words]:
         assert word in message
 
