@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as HFTokenizer
-from tokenizers import pre_tokenizers
 
+from course_lib.engine.byte_tokens import RARE, first_lost, missing_bytes
 from course_lib.engine.chat import ChatTemplate
 from course_lib.engine.files import one_line, read_json_object
 from course_lib.errors import CourseError
@@ -37,6 +37,7 @@ class Tokenizer:
         self._control_ids = {
             token.content: id for id, token in self._control.get_added_tokens_decoder().items()
         }
+        self._missing = missing_bytes(definition["model"]["vocab"])
         self.vocab_size = 1 + max(self._control.get_vocab(with_added_tokens=True).values())
 
     @classmethod
@@ -77,7 +78,7 @@ class Tokenizer:
                     f"{path}: control token {token['content']} claims id {token['id']}, which does "
                     f"not follow the vocabulary: {remedy}"
                 )
-        if not set(pre_tokenizers.ByteLevel.alphabet()) <= set(definition["model"]["vocab"]):
+        if not RARE.issuperset(tokenizer._missing):
             raise CourseError(
                 f"{path}: some of the 256 bytes have no token, so some text would be lost: choose "
                 "a checkpoint with a byte-level BPE tokenizer"
@@ -101,17 +102,23 @@ class Tokenizer:
 
         allow_special=True reads "<|im_end|>" in the text as that control token; False spells it
         out in ordinary tokens: use it for text from outside. Raises TypeError if `text` is not a
-        str, ValueError if it cannot be written as UTF-8 (a lone surrogate).
+        str, ValueError if it cannot be written as UTF-8 (a lone surrogate), CourseError for a
+        control character that the vocabulary cannot spell.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a str, not {type(text).__name__}")
         try:
-            text.encode("utf-8")
+            lost = first_lost(text, self._missing)
         except UnicodeEncodeError as error:
             raise ValueError(
                 f"text holds a lone surrogate at character {error.start}: remove it or decode the "
                 "text as UTF-8"
             ) from None
+        if lost is not None:
+            raise CourseError(
+                f"the text holds U+{ord(text[lost]):04X} at character {lost}, for which this "
+                "checkpoint's tokenizer has no token: remove it"
+            )
         encoder = self._control if allow_special else self._plain
         return encoder.encode(text, add_special_tokens=False).ids
 

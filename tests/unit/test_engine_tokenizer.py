@@ -6,9 +6,11 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
+from course_lib.engine.byte_tokens import letters
 from course_lib.engine.chat import PLACEHOLDERS, ChatTemplate
-from course_lib.engine.tokenizer import Tokenizer
+from course_lib.engine.tokenizer import PROBE, Tokenizer
 from course_lib.errors import CourseError
 from tests.tiny_checkpoint import CHAT_TEMPLATE, CONTROL_TOKENS, tiny_tokenizer, write_tokenizer
 
@@ -340,6 +342,21 @@ def test_unusable_tokenizer_files(tmp_path):
     path.write_text(json.dumps(definition))
     with pytest.raises(CourseError, match="256 bytes have no token"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_bytes_of_control_characters_may_have_no_token_and_are_not_lost_in_silence(tmp_path):
+    assert sorted(letters()) == sorted(pre_tokenizers.ByteLevel.alphabet())
+    definition = json.loads(tiny_tokenizer().to_str())
+    for byte in (0x04, 0xF1):
+        del definition["model"]["vocab"][letters()[byte]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    for text in (PROBE, "\x03 \x05", "\U0003ffff"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    for text, words in (("a\x04", r"U\+0004 at character 1"), ("é😀\U00050000b", r"U\+50000.* 2,")):
+        for allow_special in (True, False):
+            with pytest.raises(CourseError, match=words):
+                tokenizer.encode(text, allow_special)
 
 
 def test_a_panic_of_the_tokenizers_package_is_an_error_and_an_interrupt_is_none(
