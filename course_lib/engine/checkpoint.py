@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 from course_lib.engine.config import ModelConfig
 from course_lib.engine.files import checkpoint_folder, is_there
+from course_lib.engine.gguf_config import gguf_config
+from course_lib.engine.gguf_header import REMEDY
+from course_lib.engine.gguf_source import GgufSource
+from course_lib.engine.gguf_tokenizer import gguf_tokenizer
 from course_lib.engine.known_models import find_model
 from course_lib.engine.safetensors_source import SafetensorsSource
 from course_lib.engine.tensor_source import TensorSource
@@ -66,4 +70,11 @@ def _of_folder(folder: Path) -> Checkpoint:
 
 
 def _of_gguf(file: Path) -> Checkpoint:
-    raise CourseError(f"{file} is a file, not a folder: give a Hugging Face folder")
+    source = GgufSource(file)
+    config, tokenizer = gguf_config(source), gguf_tokenizer(source.metadata, file)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CourseError(
+            f"{file} has token ids up to {tokenizer.vocab_size - 1}, its model knows "
+            f"{config.vocab_size} tokens: {REMEDY}"
+        )
+    return Checkpoint(config, source, tokenizer)

@@ -42,6 +42,7 @@ IN_A_LAYER = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
 }
+ROPE_DIVISORS = "rope_freqs.weight"
 OF_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 
 
@@ -82,6 +83,7 @@ class GgufSource:
         self._size, self.metadata = header.size, header.metadata
         heads = _paired_heads(header.metadata)
         self._parts: dict[str, _Part] = {}
+        self._rope_divisors = header.tensors.pop(ROPE_DIVISORS, None)
         for name, tensor in header.tensors.items():
             for theirs, part in _parts(name, tensor, heads).items():
                 if theirs in self._parts:
@@ -106,6 +108,13 @@ class GgufSource:
         if not np.isfinite(np.ascontiguousarray(scales).view("<f2")).all():
             raise self._not_finite(name)
         return raw
+
+    def rope_divisors(self) -> np.ndarray | None:
+        """By what each frequency of RoPE is divided, float32 `[head_dim / 2]`, if the file says."""
+        tensor = self._rope_divisors
+        if tensor is None:
+            return None
+        return self._values(ROPE_DIVISORS, _Part(tensor, tensor.shape, 0, 0), 0, 1)[0]
 
     def fingerprint(self) -> str:
         try:
