@@ -1,47 +1,62 @@
 """The flagship experiment: one needle in a long prompt, exact against block-sparse decode.
 
 Article 10-2, section 3. `k` is the decode k; prefill is exact unless `prefill_k` or `one_flag`
-says otherwise (design of 10-2: the published run drove both phases with one flag).
+says otherwise (the published run drove both phases with one flag).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from itertools import count
+from statistics import fmean
+from typing import Any
 
-from course_lib import backend
 from course_lib.engine import Engine, generate_from
 from course_lib.engine.generate import Generation
 from course_lib.engine.session import Session
+from course_lib.engine.tokenizer import Tokenizer
 from course_lib.lab.prompts import ARTICLE_FACT, NeedlePrompt, build_needle_prompt
 
 MAX_NEW_TOKENS = 32
+Progress = Callable[[str, int, int], None]
+"""Called as a run goes on: phase ("prefill" or "decode"), and how much of how much is done."""
 
 
 @dataclass(frozen=True)
 class NeedleOptions:
-    """What an experiment runs; the defaults are those of `./course needle`."""
+    """What an experiment runs; the defaults are those of `./course needle` on the shipped model.
+
+    A k is a number of blocks, or "auto". prefill_group: prompt tokens that share one selection of
+    sparse prefill, None for the mini-batch of 256; window: queries that importance counts under
+    "last_window". Both as `Engine.prefill`.
+    """
 
     tokens: int = 2061
     prompts: int = 1
-    ks: tuple[int, ...] = (32, 1)
+    ks: tuple[int | str, ...] = (32, 1)
     position: float = 0.5
     prefill_k: int | None = None
+    prefill_group: int | None = None
     one_flag: bool = False
     template: str = "chat"
     importance: str = "all_queries"
+    window: int | None = None
     kv: str = "f32"
     seed: int = 0
     unseen: bool = False
     max_new_tokens: int = MAX_NEW_TOKENS
 
     def arms(self) -> list[Arm]:
-        """Exact first, then one arm per k."""
+        """Exact first, then one arm per k. ValueError for "auto" under one_flag."""
         arms = [Arm("exact", None, None)]
         for k in self.ks:
-            arms.append(Arm(k, k, k if self.one_flag else self.prefill_k))
+            if self.one_flag and isinstance(k, str):
+                raise ValueError(f"one_flag needs a number as k, not {k!r}")
+            arms.append(Arm(k, k, k if self.one_flag else self.prefill_k))  # type: ignore[arg-type]
         return arms
 
 
@@ -50,7 +65,7 @@ class Arm:
     """One way to run a prompt: name, decode k and prefill k (None = exact)."""
 
     k: int | str
-    decode_k: int | None
+    decode_k: int | str | None
     prefill_k: int | None
 
 
@@ -66,25 +81,13 @@ class Trial:
     blocks_read: float
 
 
-@dataclass(frozen=True)
-class ArmResult:
-    """All prompts of one arm: shares in 0 … 1, milliseconds and blocks per decoded token."""
-
-    k: int | str
-    decode_k: int | None
-    prefill_k: int | None
-    recall: float
-    identical_to_exact: float
-    attn_ms_per_token: float
-    blocks_read_per_token: float
-    texts: list[str]
-
-
-def prompt_of(engine: Engine, options: NeedleOptions, index: int) -> NeedlePrompt:
+def prompt_of(
+    tokenizer: Engine | Tokenizer, options: NeedleOptions, index: int
+) -> NeedlePrompt:
     """Prompt number `index` of an experiment; number 0 of seed 0 hides the article's own fact."""
     article = options.seed == 0 and index == 0 and not options.unseen
     return build_needle_prompt(
-        engine,
+        tokenizer,
         f"{options.seed}-{index}" + ("-unseen" if options.unseen else ""),
         tokens=options.tokens,
         position=options.position,
@@ -106,11 +109,25 @@ def recalls(engine: Engine, prompt: NeedlePrompt, ids: Sequence[int]) -> bool:
 
 
 def prefilled(
-    engine: Engine, prompt: NeedlePrompt, options: NeedleOptions, prefill_k: int | None
+    engine: Engine,
+    prompt: NeedlePrompt,
+    options: NeedleOptions,
+    prefill_k: int | None,
+    on_progress: Progress | None = None,
 ) -> Session:
     """The prompt's session under the options' KV rows, importance rule and this prefill k."""
+    extra: dict[str, Any] = {}
+    if prefill_k is not None and options.prefill_group is not None:
+        extra["prefill_group"] = options.prefill_group
+    if on_progress is not None and "on_progress" in signature(engine.prefill).parameters:
+        extra["on_progress"] = partial(on_progress, "prefill")
     return engine.prefill(
-        prompt.ids, kv=options.kv, importance=options.importance, prefill_k=prefill_k
+        prompt.ids,
+        kv=options.kv,
+        importance=options.importance,
+        window=options.window,
+        prefill_k=prefill_k,
+        **extra,
     )
 
 
@@ -119,16 +136,42 @@ def run_prompt(
     prompt: NeedlePrompt,
     options: NeedleOptions,
     sessions: dict[int | None, Session] | None = None,
-) -> Iterable[tuple[Arm, Trial]]:
-    """Every arm on one prompt; arms with the same prefill k share the session in `sessions`."""
+    on_progress: Progress | None = None,
+) -> Iterator[tuple[Arm, Trial]]:
+    """Every arm on one prompt; arms with the same prefill k share the session in `sessions`.
+
+    A session that no later arm needs is dropped when the next arm is asked for.
+    """
     sessions = {} if sessions is None else sessions
     exact: Generation | None = None
-    for arm in options.arms():
+    arms = options.arms()
+    for number, arm in enumerate(arms, 1):
         if arm.prefill_k not in sessions:
-            sessions[arm.prefill_k] = prefilled(engine, prompt, options, arm.prefill_k)
-        made = generate_from(sessions[arm.prefill_k], options.max_new_tokens, arm.decode_k)
+            sessions[arm.prefill_k] = prefilled(
+                engine, prompt, options, arm.prefill_k, on_progress
+            )
+        made = generate_from(
+            sessions[arm.prefill_k],
+            options.max_new_tokens,
+            arm.decode_k,
+            on_step=_counting(options.max_new_tokens, on_progress),
+        )
         exact = exact or made
         yield arm, trial_of(engine, prompt, made, exact)
+        if arm.prefill_k not in {later.prefill_k for later in arms[number:]}:
+            del sessions[arm.prefill_k]
+
+
+def _counting(total: int, on_progress: Progress | None) -> Callable[[int, Session], None] | None:
+    """An `on_step` for generation that reports the tokens decoded."""
+    if on_progress is None:
+        return None
+    steps = count(1)
+
+    def on_step(token: int, session: Session) -> None:
+        on_progress("decode", next(steps), total)
+
+    return on_step
 
 
 def trial_of(
@@ -149,6 +192,7 @@ def run_trials(
     engine: Engine,
     options: NeedleOptions,
     on_trial: Callable[[int, Arm, Trial], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> Iterator[list[Trial]]:
     """Run the experiment prompt by prompt; each item holds one prompt's trials, arm by arm.
 
@@ -158,53 +202,8 @@ def run_trials(
     for index in range(options.prompts):
         prompt = prompt_of(engine, options, index)
         trials = []
-        for arm, trial in run_prompt(engine, prompt, options):
+        for arm, trial in run_prompt(engine, prompt, options, on_progress=on_progress):
             trials.append(trial)
             if on_trial is not None:
                 on_trial(index, arm, trial)
         yield trials
-
-
-def run_needle(engine: Engine, options: NeedleOptions) -> list[ArmResult]:
-    """Run the whole experiment; errors as `run_trials`."""
-    return results_of(options, list(run_trials(engine, options)))
-
-
-def results_of(options: NeedleOptions, prompts: list[list[Trial]]) -> list[ArmResult]:
-    """One result per arm over the finished prompts. attn_ms_per_token is the median over all
-    decoded tokens of selection + attention summed over the layers."""
-    arms = zip(options.arms(), zip(*prompts, strict=True), strict=True)
-    return [summarize(arm, list(trials)) for arm, trials in arms]
-
-
-def summarize(arm: Arm, trials: list[Trial]) -> ArmResult:
-    """The shares and medians of one arm's trials."""
-    times = [ms for trial in trials for ms in trial.attn_ms]
-    return ArmResult(
-        k=arm.k,
-        decode_k=arm.decode_k,
-        prefill_k=arm.prefill_k,
-        recall=fmean(t.recalled for t in trials),
-        identical_to_exact=fmean(t.identical for t in trials),
-        attn_ms_per_token=median(times) if times else 0.0,
-        blocks_read_per_token=fmean(t.blocks_read for t in trials),
-        texts=[t.text for t in trials],
-    )
-
-
-def as_json(model: str, options: NeedleOptions, results: list[ArmResult]) -> dict:
-    """The object that `./course needle --json` prints."""
-    return {
-        "model": model,
-        "backend": backend.info().name,
-        "tokens": options.tokens,
-        "prompts": len(results[0].texts),
-        "seed": options.seed,
-        "kv": options.kv,
-        "importance": options.importance,
-        "template": options.template,
-        "position": options.position,
-        "unseen": options.unseen,
-        "max_new_tokens": options.max_new_tokens,
-        "arms": [asdict(result) for result in results],
-    }

@@ -9,7 +9,8 @@ import pytest
 
 from course_lib.engine import generate_from
 from course_lib.lab import world
-from course_lib.lab.needle import NeedleOptions, holds_value, prompt_of, run_needle
+from course_lib.lab.needle import NeedleOptions, holds_value, prompt_of
+from course_lib.lab.needle_results import run_needle
 from course_lib.lab.prompts import prompt_ids
 
 OPTIONS = NeedleOptions(prompts=4, seed=7, ks=(32, 1))

@@ -8,7 +8,8 @@ import pytest
 from course_lib.attention import kv_head, two_pass
 from course_lib.engine import Engine, generate_from
 from course_lib.lab.decode_record import record_decode
-from course_lib.lab.needle import NeedleOptions, prompt_of, run_needle
+from course_lib.lab.needle import NeedleOptions, prompt_of
+from course_lib.lab.needle_results import run_needle
 from course_lib.lab.prompt_study import PromptStudy, prompt_study
 from tests.tiny_checkpoint import write_checkpoint
 

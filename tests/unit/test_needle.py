@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 
 import pytest
 
@@ -13,10 +14,11 @@ from course_lib.lab.needle import (
     NeedleOptions,
     holds_value,
     prompt_of,
-    run_needle,
-    summarize,
+    run_prompt,
+    run_trials,
     trial_of,
 )
+from course_lib.lab.needle_results import run_needle, summarize
 from course_lib.lab.prompts import ARTICLE_FACT
 
 SHORT = {"tokens": 320, "max_new_tokens": 12}
@@ -93,13 +95,20 @@ def test_an_arm_is_summed_up_by_shares_and_the_median_time(shipped_engine):
     assert (result.attn_ms_per_token, result.blocks_read_per_token) == (2.0, 2.0)
 
 
-@pytest.mark.parametrize("finished", [0, 1])
-def test_ctrl_c_keeps_the_finished_prompts(monkeypatch, capsys, finished):
+@pytest.mark.parametrize("finished, arms, kept, prompts, names", [
+    (0, 0, "0 of 3 prompts", 0, []),
+    (0, 1, "1 of 2 arms of one prompt", 1, ["exact"]),
+    (1, 0, "1 of 3 prompts", 1, ["exact", 1]),
+    (1, 1, "1 of 3 prompts", 1, ["exact", 1]),
+])
+def test_ctrl_c_keeps_finished_prompts_or_the_first_one_s_arms(
+    monkeypatch, capsys, finished, arms, kept, prompts, names
+):
     from course_lib.lab import needle
 
-    def run_prompt(engine, prompt, options, run=needle.run_prompt):
+    def run_prompt(engine, prompt, options, run=needle.run_prompt, **more):
         if len(seen) == finished:
-            yield next(iter(run(engine, prompt, options)))  # an arm of a prompt that never ends
+            yield from islice(run(engine, prompt, options), arms)
             raise KeyboardInterrupt
         seen.append(prompt)
         yield from run(engine, prompt, options)
@@ -109,13 +118,59 @@ def test_ctrl_c_keeps_the_finished_prompts(monkeypatch, capsys, finished):
     argv = ["needle", "--tokens", "320", "--k", "1", "--prompts", "3", "--max-new-tokens", "4"]
     assert main([*argv, "--json"]) == 130
     captured = capsys.readouterr()
-    assert f"course: interrupted; kept {finished} of 3 prompts" in captured.err
-    kept = json.loads(captured.out)["prompts"] if captured.out else 0
-    assert kept == finished
+    assert f"course: interrupted; kept {kept}\n" in captured.err
+    result = json.loads(captured.out) if captured.out else {"prompts": 0, "arms": []}
+    assert result["prompts"] == prompts and [arm["k"] for arm in result["arms"]] == names
+
+
+def test_auto_is_an_arm(shipped_engine):
+    options = NeedleOptions(ks=("auto", 4), **SHORT)
+    assert [(a.k, a.decode_k) for a in options.arms()][1] == ("auto", "auto")
+    exact, auto, _ = run_needle(shipped_engine, options)
+    assert auto.k == "auto" and auto.texts == exact.texts  # 10 blocks are too few to choose from
+    with pytest.raises(ValueError, match="one_flag needs a number"):
+        NeedleOptions(ks=("auto",), one_flag=True).arms()
+
+
+def test_every_option_of_prefill_reaches_it(shipped_engine, monkeypatch):
+    calls: list[dict] = []
+
+    def prefill(self, ids, *, prefill_group=None, on_progress=None, prefill=Engine.prefill, **kw):
+        calls.append({**kw, "prefill_group": prefill_group})
+        return prefill(self, ids, **kw)
+
+    monkeypatch.setattr(Engine, "prefill", prefill)
+    monkeypatch.setattr("course_lib.commands.needle_local.load_with_bar",
+                        lambda *args: loaded.append(args) or shipped_engine)
+    loaded: list = []
+    argv = ["needle", "--tokens", "320", "--k", "9", "auto", "--max-new-tokens", "2", "--json",
+            "--importance", "last_window", "--window", "13", "--kv", "q8", "--prefill-k", "5",
+            "--prefill-group", "8", "--weights", "q8_0", "--model", "some-model"]
+    assert main(argv) == 0
+    same = {"kv": "q8", "importance": "last_window", "window": 13}
+    assert calls == [{**same, "prefill_k": None, "prefill_group": None},
+                     {**same, "prefill_k": 5, "prefill_group": 8}]
+    assert loaded == [("some-model", "q8_0")]
+
+
+def test_a_session_that_no_later_arm_needs_is_dropped(shipped_engine):
+    options = NeedleOptions(ks=(8, 4), one_flag=True, **SHORT)
+    sessions: dict = {}
+    held = [set(sessions) for _ in run_prompt(
+        shipped_engine, prompt_of(shipped_engine, options, 0), options, sessions)]
+    assert held == [{None}, {8}, {4}] and not sessions
+
+
+def test_progress_is_told_by_phase(shipped_engine):
+    seen: list = []
+    options = NeedleOptions(ks=(), **SHORT)
+    (trials,) = run_trials(shipped_engine, options, on_progress=lambda *told: seen.append(told))
+    decode = [told for told in seen if told[0] == "decode"]
+    assert decode == [("decode", n + 1, 12) for n in range(len(trials[0].attn_ms))]
 
 
 def test_a_wrong_backend_is_said_before_the_work(monkeypatch, capsys):
-    def load(folder):
+    def load(*args):
         raise AssertionError("the model was loaded first")
 
     monkeypatch.setenv("COURSE_KERNEL", "zz")
@@ -154,6 +209,13 @@ def test_json_is_the_only_thing_on_stdout(capsys):
     (["--one-flag", "--prefill-k", "4"], "not allowed with"),
     (["--model", "no-such-folder"], "no-such-folder"),
     (["--promts", "3"], "did you mean --prompts"),
+    (["--weights", "q2"], "q4_0"),
+    (["--k", "8,audo"], "at least 1"),
+    (["--one-flag", "--k", "auto"], "--one-flag needs a number"),
+    (["--window", "13"], "--window needs --importance last_window"),
+    (["--prefill-group", "4"], "give --prefill-k too"),
+    (["--served-model", "x"], "--served-model is about a server: give its --url"),
+    (["--timeout", "3"], "--timeout is about a server: give its --url"),
 ])
 def test_wrong_values_are_one_sentence_and_exit_2(capsys, argv, words):
     assert main(["needle", *argv]) == 2
