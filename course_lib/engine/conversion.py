@@ -16,6 +16,7 @@ from course_lib.engine.weights import (
     Weights,
     assemble,
     check_tensors,
+    check_tied,
     slots_of,
 )
 from course_lib.errors import CourseError
@@ -51,6 +52,7 @@ def load_weights(
     check_kind(kind)
     check_tensors(source, config)
     check_columns(source, config, kind)
+    check_tied(source, config)
     count = Counter(config, kind, on_progress)
 
     def fill(slot: Slot) -> Any:

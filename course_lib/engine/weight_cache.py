@@ -11,6 +11,7 @@ from course_lib.engine.cache_file import (
     CacheFileError,
     Layout,
     Writer,
+    check_codes,
     open_file,
 )
 from course_lib.engine.cache_place import clean, places, unfinished_file
@@ -24,7 +25,8 @@ from course_lib.engine.conversion import (
     weight_bytes,
 )
 from course_lib.engine.tensor_source import TensorSource
-from course_lib.engine.weights import Weights, check_tensors, slots_of
+from course_lib.engine.weights import Weights, check_tensors, check_tied, slots_of
+from course_lib.memory import gigabytes
 from course_lib.weight_blocks import Kind
 
 SMALL = 1 << 25  # bytes of weights that are packed in less time than a file takes
@@ -60,12 +62,22 @@ def cached_weights(
     return open_file(_pack(source, layout, options, on_progress), layout)
 
 
-def cached_file(source: TensorSource, layout: Layout) -> Path | None:
-    """The file from which `cached_weights` would take the weights; None if it would pack."""
-    for path in places(source.path, layout.kind):
-        if _opened(path, layout, None) is not None:
-            return path
-    return None
+def cache_report(source: TensorSource, config: ModelConfig, kind: Kind) -> str:
+    """Where `cached_weights` takes packed weights from, in a few words; reads a whole file."""
+    options = places(source.path, kind)
+    if not options or weight_bytes(config, kind) < SMALL:
+        return "packed in memory at every start"
+    layout = Layout(config, kind, source.fingerprint())
+    size = gigabytes(layout.size)
+    notes: list[str] = []
+    for path in options:
+        if _opened(path, layout, notes.append) is not None:
+            try:
+                check_codes(path, layout)
+            except (CacheFileError, OSError) as error:
+                return f"{path} {error}: remove it"
+            return f"{path}, {size}, is whole"
+    return notes[0] if notes else f"the first start packs {size} into {options[0]}"
 
 
 def _opened(path: Path, layout: Layout, on_note: Note | None) -> Weights | None:
@@ -86,6 +98,7 @@ def _pack(
     source: TensorSource, layout: Layout, options: list[Path], on_progress: Progress | None
 ) -> Path:
     """Write the file of the weights; where it is."""
+    check_tied(source, layout.config)
     kind = layout.kind
     count = Counter(layout.config, kind, on_progress)
     with unfinished_file(options, layout.size) as (handle, path):

@@ -173,7 +173,7 @@ def assemble(config: ModelConfig, fill: Callable[[Slot], Any]) -> Weights:
 
 
 def check_tensors(source: TensorSource, config: ModelConfig) -> None:
-    """CourseError unless `source` holds the tensors of `config` and nothing else."""
+    """CourseError unless `source` holds the tensors of `config` and nothing else; reads none."""
     path, stored = source.path, source.stored
     if config.num_hidden_layers > len(stored):  # before a list of millions of names is made
         raise CourseError(
@@ -199,9 +199,15 @@ def check_tensors(source: TensorSource, config: ModelConfig) -> None:
                 f"{path}: tensor {name} has shape {list(stored[name].shape)}, config.json asks for "
                 f"{list(shape)}: use the config.json and model.safetensors of one checkpoint"
             )
-    if repeated and not same_rows(source, EMBEDDING, OUTPUT):
+
+
+def check_tied(source: TensorSource, config: ModelConfig) -> None:
+    """CourseError if a tied checkpoint repeats the embedding as its output, and not the same."""
+    if not config.tie_word_embeddings or OUTPUT not in source.stored:
+        return
+    if not same_rows(source, EMBEDDING, OUTPUT):
         raise CourseError(
-            f"{path}: {OUTPUT} differs from {EMBEDDING} although config.json ties them: set "
+            f"{source.path}: {OUTPUT} differs from {EMBEDDING} although config.json ties them: set "
             "tie_word_embeddings to false in config.json, or remove the tensor"
         )
 
