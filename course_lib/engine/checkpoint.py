@@ -11,11 +11,11 @@ from course_lib.engine.gguf_config import gguf_config
 from course_lib.engine.gguf_header import REMEDY
 from course_lib.engine.gguf_source import GgufSource
 from course_lib.engine.gguf_tokenizer import gguf_tokenizer
-from course_lib.engine.known_models import find_model
 from course_lib.engine.safetensors_source import SafetensorsSource
 from course_lib.engine.tensor_source import TensorSource
 from course_lib.engine.tokenizer import Tokenizer
 from course_lib.errors import CourseError
+from course_lib.known_models import find_model
 
 
 class Checkpoint(NamedTuple):

@@ -14,6 +14,7 @@ import sysconfig
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from course_lib import known_models
 from course_lib.errors import CourseError
 from course_lib.launcher import environment, state
 from course_lib.paths import ROOT
@@ -37,7 +38,8 @@ class Finding(NamedTuple):
 
 def findings() -> list[Finding]:
     """Return every check, in reading order."""
-    checks = (python, prepared, compiler, headers, kernels, cpu, memory, disk, font, browser)
+    checks = (python, prepared, compiler, headers, kernels, cpu, memory, disk, font, browser,
+              real_model)
     return [check() for check in checks]
 
 
@@ -181,6 +183,17 @@ def browser() -> Finding:
                    "JupyterLab opens no window; its address is printed",
                    "open the address on another computer: ./course lab --no-browser, then "
                    "`ssh -L 8888:127.0.0.1:8888 BOARD` there")
+
+
+def real_model() -> Finding:
+    """The real language model that an optional package carries."""
+    name = next(iter(known_models.KNOWN_MODELS))
+    title = f"{name} ({known_models.KNOWN_MODELS[name].title})"
+    python = state.python_of(state.find_environment(str(ROOT)))
+    ok = known_models.locate(name) is not None
+    return Finding("real model", ok, title if ok else f"no {title}",
+                   "the course's experiments run on its own small model only",
+                   known_models.install_command(name, python))
 
 
 def read(path: str) -> str:

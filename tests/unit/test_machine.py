@@ -15,7 +15,7 @@ def test_the_report_has_a_line_for_everything(capsys):
     code = cli.main(["doctor"])
     out = capsys.readouterr().out
     for name in ("Python", "environment", "compiler", "headers", "kernels", "CPU", "memory", "disk",
-                 "font", "browser"):
+                 "font", "browser", "real model"):
         assert any(line[8:].startswith(name) for line in out.splitlines()), name
     assert code == int("MISSING" in out)
 

