@@ -6,6 +6,7 @@ the engine: an error in the engine cannot hide in it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from course_lib.engine.config import ModelConfig
 from course_lib.engine.tensor_source import Stored
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -127,6 +129,14 @@ def write_checkpoint(
     return config
 
 
+def digest_of_weights(folder: Path) -> str:
+    """SHA-256 of the folder's safetensors files, in the order of their names."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
 def write_tokenizer(folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json (with the chat template) into `folder`."""
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
@@ -152,6 +162,17 @@ def logit_tolerance(config: dict, logits: np.ndarray) -> float:
     per_layer = 4 * hidden + inner + rows + 2 * d
     steps = config["num_hidden_layers"] * per_layer + 2 * hidden
     return float(8 * math.sqrt(steps) * 2.0**-24 * np.abs(logits).max())
+
+
+def longest_path(config: ModelConfig) -> dict[str, int]:
+    """The sizes of a ModelConfig as `logit_tolerance` reads them: a mixture adds up its router's
+    scores and its experts' results."""
+    sizes = {name: getattr(config, name) for name in (
+        "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_hidden_layers")}
+    if config.moe is not None:
+        through = config.hidden_size + config.moe.intermediate_size + config.moe.num_experts
+        sizes["intermediate_size"] = max(sizes["intermediate_size"], through)
+    return sizes
 
 
 def reference_logits(config: dict, tensors: dict[str, np.ndarray], ids: list[int]) -> np.ndarray:

@@ -1,18 +1,16 @@
 #!/usr/bin/env python3
-"""Write what transformers computes for two checkpoints, so that tests can compare without torch.
+"""Write what transformers computes for some checkpoints, so that tests can compare without torch.
 
     python tools/make_engine_golden.py            # extra `oracle`: torch, transformers, jinja2
 
-`tests/oracle/golden/engine_tiny/` is a tiny random checkpoint that transformers writes;
-`engine_tiny.npz` and `needle_qwen3.npz` hold, for it and for the shipped model, token ids, the
-logits of Qwen3ForCausalLM in float32, its greedy continuation and its chat template's ids. Run it
-again after the shipped model was trained anew.
+`tests/oracle/golden/` has a tiny random checkpoint of every family, as transformers writes it, and
+for each and for the shipped model an .npz: token ids, transformers' logits in float32, its greedy
+continuation and its chat template's ids. Run it again after the shipped model was trained anew.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import random
@@ -33,10 +31,16 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-from tests.tiny_checkpoint import write_tokenizer  # noqa: E402
+from tests.oracle.family_models import (  # noqa: E402
+    LLAMA3,
+    MROPE,
+    YARN,
+    random_model,
+    transpose_experts,
+)
+from tests.tiny_checkpoint import digest_of_weights, write_tokenizer  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "oracle" / "golden"
-TINY = GOLDEN / "engine_tiny"
 SHIPPED = ROOT / "data" / "models" / "needle-qwen3"
 
 CHAT = [
@@ -46,38 +50,48 @@ CHAT = [
 ]
 
 
-def write_tiny() -> None:
-    """A float16 checkpoint of GQA 4:2, two layers, with random norm gains."""
-    torch.manual_seed(20)
-    config = transformers.Qwen3Config(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=56,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
-        tie_word_embeddings=True,
-        eos_token_id=2,
-    )
-    model = transformers.Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if p.dim() == 2:
-                p.normal_(std=p.shape[1] ** -0.5)
-            else:
-                p.normal_(4.0 if name == "model.norm.weight" else 1.3, 0.3)
-    shutil.rmtree(TINY, ignore_errors=True)
-    model.half().save_pretrained(TINY)
-    write_tokenizer(TINY)
-    (TINY / "model.safetensors").chmod(0o644)  # safetensors writes it for the owner alone
+TINY_TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+}
+TINY_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "mlp_only_layers": [0]}
+# Golden file -> family, changes to TINY_TEXT, size of a shard, seed of the weights. The seeds are
+# chosen so that no greedy choice is closer than rounding.
+FAMILIES: dict[str, tuple[str, dict, str, int]] = {
+    "engine_tiny": ("Qwen3", {}, "1GB", 20),
+    "tiny_qwen3_yarn": ("Qwen3", {"rope_parameters": YARN}, "1GB", 21),
+    "tiny_qwen3_vl": ("Qwen3VL", {"rope_parameters": MROPE}, "30KB", 22),
+    "tiny_qwen3_moe": ("Qwen3Moe", TINY_MOE | {"norm_topk_prob": True}, "1GB", 23),
+    "tiny_qwen3_vl_moe": ("Qwen3VLMoe", TINY_MOE | {"rope_parameters": MROPE}, "1GB", 24),
+    "tiny_llama": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": False}, "1GB", 25),
+}
 
 
-def record(folder: Path, target: Path, ids: list[int], positions: list[int]) -> None:
-    """Run transformers on the checkpoint in `folder` and write its answers to `target`."""
-    model = transformers.Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def write_tiny(name: str) -> type:
+    """Write a float16 checkpoint of GQA 4:2 with random norm gains; its class in transformers."""
+    family, changes, shard, seed = FAMILIES[name]
+    model = random_model(family, TINY_TEXT | changes, seed)
+    folder = GOLDEN / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.half().save_pretrained(folder, max_shard_size=shard)
+    if family == "Qwen3VLMoe":
+        transpose_experts(folder / "model.safetensors")
+    write_tokenizer(folder)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o644)  # safetensors writes it for the owner alone
+    return type(model)
+
+
+def record(
+    kind: type, folder: Path, target: Path, ids: list[int], positions: list[int]
+) -> None:
+    """Run transformers' `kind` on the checkpoint in `folder`; write its answers to `target`."""
+    model = kind.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, positions].numpy()
@@ -90,7 +104,6 @@ def record(folder: Path, target: Path, ids: list[int], positions: list[int]) -> 
     chat = tokenizer.apply_chat_template(
         CHAT, add_generation_prompt=True, return_dict=False, sanitize_control_tokens=True
     )
-    weights = (folder / "model.safetensors").read_bytes()
     temporary = target.with_suffix(".tmp.npz")
     np.savez_compressed(
         temporary,
@@ -100,7 +113,7 @@ def record(folder: Path, target: Path, ids: list[int], positions: list[int]) -> 
         generated=np.array(generated, np.int32),
         chat=np.array(chat, np.int32),
         messages=np.array(json.dumps(CHAT)),
-        sha256=np.array(hashlib.sha256(weights).hexdigest()),
+        sha256=np.array(digest_of_weights(folder)),
         made_with=np.array(f"transformers {transformers.__version__}"),
     )
     os.replace(temporary, target)
@@ -125,14 +138,16 @@ def shipped_prompt() -> list[int]:
 
 def main() -> int:
     GOLDEN.mkdir(parents=True, exist_ok=True)
-    write_tiny()
     ids = np.random.default_rng(11).integers(3, 266, 200).tolist()
-    record(TINY, GOLDEN / "engine_tiny.npz", ids, [0, 1, 31, 32, 127, 128, 198, 199])
+    for name in FAMILIES:
+        positions = [0, 1, 31, 32, 127, 128, 198, 199]
+        record(write_tiny(name), GOLDEN / name, GOLDEN / f"{name}.npz", ids, positions)
     if not (SHIPPED / "model.safetensors").exists():
         print(f"{SHIPPED.relative_to(ROOT)} is not there: its golden file is left as it is")
         return 0
     ids = shipped_prompt()
-    record(SHIPPED, GOLDEN / "needle_qwen3.npz", ids, [0, 1, len(ids) // 2, len(ids) - 1])
+    positions = [0, 1, len(ids) // 2, len(ids) - 1]
+    record(transformers.Qwen3ForCausalLM, SHIPPED, GOLDEN / "needle_qwen3.npz", ids, positions)
     return 0
 
 

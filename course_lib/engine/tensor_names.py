@@ -14,6 +14,7 @@ from typing import NamedTuple
 from course_lib.engine.tensor_source import Stored
 
 LANGUAGE_MODEL, VISION_TOWER = "model.language_model.", "model.visual."
+FREQUENCIES = ".rotary_emb.inv_freq"  # old Llama checkpoints hold what config.json says anyway
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 # Bounds the list of names that a lying shape could ask for; Qwen3 has 128 experts.
 MOST_EXPERTS = 4096
@@ -40,7 +41,7 @@ def parts_of(stored: Mapping[str, Stored]) -> dict[str, Part]:
     parts: dict[str, Part] = {}
     nested = any(name.startswith(LANGUAGE_MODEL) for name in stored)
     for tensor in stored:
-        if nested and tensor.startswith(VISION_TOWER):
+        if (nested and tensor.startswith(VISION_TOWER)) or tensor.endswith(FREQUENCIES):
             continue
         for name, part in _named(tensor, stored):
             if name in parts:

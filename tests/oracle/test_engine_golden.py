@@ -3,7 +3,6 @@
 `tools/make_engine_golden.py` writes the files; each names the checkpoint it belongs to.
 """
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -11,31 +10,33 @@ import numpy as np
 import pytest
 
 from course_lib.engine import Engine
-from tests.tiny_checkpoint import logit_tolerance
+from tests.tiny_checkpoint import digest_of_weights, logit_tolerance, longest_path
 
 GOLDEN = Path(__file__).parent / "golden"
 SHIPPED = Path(__file__).parents[2] / "data" / "models" / "needle-qwen3"
-CASES = {"engine_tiny": GOLDEN / "engine_tiny", "needle_qwen3": SHIPPED}
+TINY = ("engine_tiny", "tiny_qwen3_yarn", "tiny_qwen3_vl", "tiny_qwen3_moe", "tiny_qwen3_vl_moe",
+        "tiny_llama")
+CASES = {name: GOLDEN / name for name in TINY} | {"needle_qwen3": SHIPPED}
 
 
 @pytest.fixture(scope="module", params=list(CASES))
 def case(request):
-    """(engine, stored results, config as a dict)."""
+    """(engine, stored results, sizes for the tolerance)."""
     folder = CASES[request.param]
     golden = np.load(GOLDEN / f"{request.param}.npz", allow_pickle=False)
-    weights = (folder / "model.safetensors").read_bytes()
-    assert hashlib.sha256(weights).hexdigest() == str(golden["sha256"]), (
+    assert digest_of_weights(folder) == str(golden["sha256"]), (
         f"{request.param}.npz belongs to other weights: run tools/make_engine_golden.py"
     )
-    return Engine.load(folder), golden, json.loads((folder / "config.json").read_text())
+    engine = Engine.load(folder)
+    return engine, golden, longest_path(engine.config)
 
 
 def test_logits(case):
-    engine, golden, config = case
+    engine, golden, sizes = case
     ids, positions, expected = golden["ids"], golden["positions"], golden["logits"]
-    tolerance = 2 * logit_tolerance(config, expected)  # both sides round in float32
+    tolerance = 2 * logit_tolerance(sizes, expected)  # both sides round in float32
     got = engine.forward(ids)
-    assert got.shape == (len(ids), config["vocab_size"]) and got.dtype == np.float32
+    assert got.shape == (len(ids), engine.config.vocab_size) and got.dtype == np.float32
     np.testing.assert_allclose(got[positions], expected, rtol=0, atol=tolerance)
     # The same by decode: prefill up to each position but one, then one step.
     for position, logits in zip(positions, expected, strict=True):
@@ -46,12 +47,12 @@ def test_logits(case):
 
 
 def test_generation(case):
-    engine, golden, config = case
+    engine, golden, sizes = case
     expected = [t for t in golden["generated"].tolist() if t not in engine.config.eos_token_ids]
     ours = engine.generate_from(engine.prefill(golden["ids"]), 16)
     assert ours.ids == expected
     # The equality means something only where no choice was closer than rounding.
-    assert min(ours.logits_margin) > 4 * logit_tolerance(config, golden["logits"])
+    assert min(ours.logits_margin) > 4 * logit_tolerance(sizes, golden["logits"])
 
 
 def test_chat_template(case):

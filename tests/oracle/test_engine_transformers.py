@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from course_lib.engine import Engine
+from tests.oracle.family_models import random_model
 from tests.tiny_checkpoint import CHAT_TEMPLATE, logit_tolerance, write_tokenizer
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", minversion="5.0")
 
 SHAPE = {
     "vocab_size": 300,
@@ -39,23 +40,11 @@ CASES = {
 }
 
 
-def random_model(changes, dtype, seed):
-    """A Qwen3 with weights large enough that attention is far from uniform, norm gains included."""
+def random_qwen3(changes, dtype, seed):
     options = SHAPE | changes
     theta = options.pop("rope_theta", 10_000.0)
-    if int(transformers.__version__.split(".")[0]) >= 5:
-        options["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-    else:
-        options["rope_theta"] = theta
-    torch.manual_seed(seed)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**options))
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if p.dim() == 2:
-                p.normal_(std=p.shape[1] ** -0.5)
-            else:
-                p.normal_(4.0 if name == "model.norm.weight" else 1.3, 0.3)
-    return model.to(dtype).eval()
+    options["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    return random_model("Qwen3", options, seed).to(dtype)
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -63,7 +52,7 @@ def pair(request, tmp_path_factory):
     """(the engine, transformers' model of the same files in float32, the config as a dict)."""
     changes, dtype = CASES[request.param]
     folder = tmp_path_factory.mktemp("qwen3")
-    random_model(changes, dtype, seed=len(request.param)).save_pretrained(folder)
+    random_qwen3(changes, dtype, seed=len(request.param)).save_pretrained(folder)
     write_tokenizer(folder)
     theirs = transformers.Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return Engine.load(folder), theirs, SHAPE | changes
@@ -129,7 +118,7 @@ HOSTILE = [
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_chat_template(tmp_path, template, add_generation_prompt):
-    random_model({}, torch.float32, 0).save_pretrained(tmp_path)
+    random_qwen3({}, torch.float32, 0).save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATES[template])
     engine = Engine.load(tmp_path)
@@ -152,7 +141,7 @@ def test_chat_template(tmp_path, template, add_generation_prompt):
 
 
 def test_encode_and_decode(tmp_path):
-    random_model({}, torch.float32, 0).save_pretrained(tmp_path)
+    random_qwen3({}, torch.float32, 0).save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
     engine = Engine.load(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -166,7 +155,7 @@ def test_encode_and_decode(tmp_path):
 
 def test_old_style_rope_theta_means_the_same(tmp_path):
     """The keys that transformers wrote before version 5 give the same model."""
-    model = random_model({"rope_theta": 500.0}, torch.float32, 1)
+    model = random_qwen3({"rope_theta": 500.0}, torch.float32, 1)
     model.save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
     ids = list(range(5, 60))
