@@ -7,7 +7,9 @@ import io
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from course_lib.atomic import check_writable, write_atomically
 from course_lib.errors import CourseError
@@ -39,22 +41,22 @@ class Record:
 COLUMNS = tuple(field.name for field in fields(Record))
 
 
-def as_row(record: Record) -> dict:
-    """Return a record with its numbers at four digits: more is noise."""
+def as_row(record: Any) -> dict:
+    """Return a record, a dataclass, with its numbers at four digits: more is noise."""
     return {name: float(f"{value:.4g}") if isinstance(value, float) else value
             for name, value in asdict(record).items()}
 
 
-def json_text(records: list[Record]) -> str:
+def json_text(records: Sequence[Any]) -> str:
     """A JSON array, one row a line."""
     rows = ",\n".join(json.dumps(as_row(record)) for record in records)
     return f"[\n{rows}\n]\n" if records else "[]\n"
 
 
-def csv_text(records: list[Record]) -> str:
+def csv_text(records: Sequence[Any], columns: Sequence[str] = COLUMNS) -> str:
     """A header and one line a record; an empty cell is None."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(as_row(record) for record in records)
     return text.getvalue()

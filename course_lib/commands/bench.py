@@ -8,10 +8,12 @@ import sys
 from contextlib import nullcontext
 
 from course_lib.errors import CourseError
+from course_lib.launcher.extras import need
 
 HELP = "kernels against NumPy and this machine's own memory bandwidth, as ratios of one run"
 
 PARTS = ("attention", "linear", "prefill", "model")
+PEERS = ("llama",)
 THREADS_PER_CORE = 4
 
 
@@ -33,14 +35,29 @@ def check_threads(counts: list[int]) -> None:
                           f"for each core that may be used here; name at most {most}.")
 
 
+def check_options(args: argparse.Namespace) -> None:
+    """CourseError for options that do not go together."""
+    if args.peer and not args.engine:
+        raise CourseError("bench: --peer stands beside the engine as a whole; add --engine.")
+    if args.engine and args.only:
+        raise CourseError("bench: --only names a part of the kernels' bench, which --engine does "
+                          "not run; leave one of the two out.")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--quick", action="store_true", help="a selection that ends within 40 seconds")
+    add("--quick", action="store_true",
+        help="a selection that ends within 40 seconds, with --engine within 60")
+    add("--engine", action="store_true",
+        help="the engine as a whole instead: prompts and tokens of a Qwen3-0.6B with random "
+             "weights, in tokens a second")
+    add("--peer", choices=PEERS, metavar="NAME",
+        help=f"with --engine: beside another engine ({', '.join(PEERS)}), in turns")
     add("--only", choices=PARTS, action="append", default=[], metavar="PART",
         help=f"one part: {', '.join(PARTS)}; may be repeated (default: all)")
     add("--threads", type=threads, action="append", default=[], metavar="N",
         help="threads of the kernels; may be repeated (default: 1, and COURSE_THREADS or all fast "
-             "cores)")
+             "cores; with --engine the latter)")
     add("--variant", metavar="NAME",
         help="kernels to measure, as in COURSE_KERNEL (default: the best that this CPU runs)")
     add("--csv", metavar="FILE", help="also write the rows as CSV")
@@ -56,9 +73,17 @@ def run(args: argparse.Namespace) -> int:
     from course_lib.bench.records import check_targets
     from course_lib.bench.report import bench
 
+    check_options(args)
     check_targets(args.csv, args.json)
     check_threads(args.threads)
     backend.threads()  # a COURSE_THREADS that is no number is refused before the first minute
     with backend.using(args.variant) if args.variant else nullcontext():
+        if args.engine:
+            if args.peer:
+                need("peer", "gguf", "llama_cpp")
+            from course_lib.bench.engine_report import bench_engine
+
+            return bench_engine(sys.stdout, quick=args.quick, peer=args.peer is not None,
+                                threads=args.threads, csv_path=args.csv, json_path=args.json)
         return bench(sys.stdout, quick=args.quick, parts=set(args.only), threads=args.threads,
                      csv_path=args.csv, json_path=args.json)

@@ -14,7 +14,7 @@ from course_lib.launcher import environment
 from course_lib.launcher.side_environment import GROUND_FLOOR, requirements_of
 from course_lib.paths import ROOT
 
-EXTRAS = ("test", "train", "oracle", "browser", "real")
+EXTRAS = ("test", "train", "oracle", "browser", "real", "peer")
 
 
 def bounds(*extras: str) -> dict[str, Requirement]:
