@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from course_lib.engine.chat_contents import Marker, Messages, checked
 from course_lib.engine.files import is_there, one_line, read_json_object, read_text
+from course_lib.engine.template_sandbox import Sandbox
 from course_lib.errors import CourseError
 
-REMEDY = "copy the whole checkpoint folder again"
-ROLES = ("system", "user", "assistant", "tool")
+__all__ = ["ChatTemplate", "Messages"]
 
-# Supplementary Private Use Area-B: 65,534 characters to which Unicode never gives a meaning.
-PLACEHOLDERS = range(0x100000, 0x10FFFE)
+REMEDY = "copy the whole checkpoint folder again"
 
 
 class ChatTemplate:
     """A checkpoint's Jinja chat template.
 
-    The template never sees a content: it gets one private-use character in its place. Control
-    tokens are then searched in what the template wrote, and only after that do the contents take
-    their places. So a content that spells "<|im_end|>" stays text. The price: a template that
-    looks into contents (to trim them, or to find <think> in them) sees the placeholder. One that
-    rewrites contents (`urlencode`) or leaves one out is refused. `name` stands in errors.
+    It sees real contents, so it may trim them or look for <think> in them, but each is marked
+    (`Marker`): a content that spells "<|im_end|>" stays text. A template that rewrites contents
+    (`urlencode`) or leaves one out is refused; an answer's thoughts it may leave out. `name`
+    stands in errors. Raises what Jinja raises for a source that is not valid.
     """
 
     def __init__(
@@ -38,12 +32,8 @@ class ChatTemplate:
         name: str = "the chat template",
     ):
         self._name = name
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        self._template = environment.from_string(source)
+        self._sandbox = Sandbox()
+        self._template = self._sandbox.template(source)
         self._source = source
         self._special_tokens = dict(special_tokens or {})
 
@@ -62,90 +52,56 @@ class ChatTemplate:
         try:
             if isinstance(source, list):  # several named templates
                 source = {item["name"]: item["template"] for item in source}.get("default")
+            if source is not None and not isinstance(source, str):
+                raise TypeError(f"it is of type {type(source).__name__}")
             return None if source is None else cls(source, _special_tokens(config), name)
         except Exception as error:  # not TemplateError alone: {% break %} gives a SyntaxError
             raise CourseError(f"{name} is not valid ({one_line(error)}): {REMEDY}") from None
 
+    @property
+    def knows_thinking(self) -> bool:
+        """Whether the template has the switch `enable_thinking`."""
+        return "enable_thinking" in self._source
+
     def pieces(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Messages,
         control_tokens: Sequence[str],
         add_generation_prompt: bool,
+        *,
+        enable_thinking: bool = False,
+        answer_tokens: Sequence[str] = (),
     ) -> Iterator[tuple[str, bool]]:
         """The rendered conversation, cut at the template's control tokens.
 
-        Yields (text, is_control) in order. Raises ValueError for malformed messages, CourseError
-        if the template refuses them, fails, or does not write every content as it is.
+        Yields (text, is_control) in order. `answer_tokens`: control tokens that contents of the
+        assistant may hold. Raises ValueError for malformed messages, CourseError if the template
+        refuses them, fails, does not end, or does not write every content as it is.
         """
-        _check_messages(messages)
-        contents = self._placeholders(messages)
-        stand_in = {content: mark for mark, content in contents.items()}
+        known = checked(messages)
+        texts = [self._source, *control_tokens, *(content for _, content in known)]
+        marker = Marker(control_tokens, answer_tokens, texts)
+        turns = [marker.turn(role, content) for role, content in known]
+        variables = self._special_tokens | {
+            "messages": [{"role": turn.role, "content": turn.content} for turn in turns],
+            "add_generation_prompt": add_generation_prompt,
+            "enable_thinking": enable_thinking,
+        }
         try:
-            rendered = self._template.render(
-                messages=[
-                    {"role": m["role"], "content": stand_in.get(m["content"], "")} for m in messages
-                ],
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
+            rendered = self._sandbox.run(self._template, variables)
             rendered.encode("utf-8")  # refuses what could not be tokenized: a lone surrogate
         except Exception as error:  # a template is a program: it can fail in any way
             raise CourseError(
                 f"{self._name} refuses these messages ({one_line(error)}): change them, or choose "
                 "another checkpoint"
             ) from None
-        for index, message in enumerate(messages):
-            if stand_in.get(message["content"], "") not in rendered:
+        for index, turn in enumerate(turns):
+            if turn.core not in rendered:
                 raise CourseError(
                     f"{self._name} rewrites or leaves out the content of messages[{index}]: "
                     "choose a checkpoint whose template writes contents as they are"
                 )
-        for text, is_control in _split_at(rendered, control_tokens):
-            yield text if is_control else _fill(text, contents), is_control
-
-    def _placeholders(self, messages: Sequence[Mapping[str, str]]) -> dict[str, str]:
-        """Placeholder -> content, for every different content that is not empty."""
-        contents = list(dict.fromkeys(m["content"] for m in messages if m["content"]))
-        used = set(self._source).union(*contents)
-        free = (chr(code) for code in PLACEHOLDERS if chr(code) not in used)
-        marks = dict(zip(free, contents, strict=False))
-        if len(marks) < len(contents):
-            raise ValueError(
-                "messages use up the private-use characters that stand in for contents: remove "
-                "characters U+100000 to U+10FFFD from them"
-            )
-        return marks
-
-
-def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
-        raise ValueError('messages must be a list like [{"role": "user", "content": "Hello"}]')
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
-            raise ValueError(f'messages[{index}] must have exactly the keys "role" and "content"')
-        if message["role"] not in ROLES:
-            raise ValueError(
-                f"messages[{index}] has role {message['role']!r}, known are {', '.join(ROLES)}"
-            )
-        if not isinstance(message["content"], str):
-            raise ValueError(f"messages[{index}] has a content that is not a str")
-
-
-def _split_at(text: str, control_tokens: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Cut `text` at every control token, the longest where several begin at one place."""
-    if not control_tokens:
-        yield text, False
-        return
-    longest_first = sorted(control_tokens, key=len, reverse=True)
-    pattern = "(" + "|".join(re.escape(token) for token in longest_first) + ")"
-    for index, piece in enumerate(re.split(pattern, text)):
-        if piece:
-            yield piece, index % 2 == 1
-
-
-def _fill(text: str, contents: Mapping[str, str]) -> str:
-    """Put contents where their placeholders stand; one pass, so that none is read as a template."""
-    return "".join(contents.get(character, character) for character in text)
+        yield from marker.split(rendered)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -157,20 +113,3 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             found[key] = value
     return found
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes <, > and & for HTML; prompts are not HTML.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)

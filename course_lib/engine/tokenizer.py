@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import operator
 from collections.abc import Mapping, Sequence
@@ -10,12 +11,13 @@ from typing import Any
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from course_lib.engine.byte_tokens import RARE, first_lost, missing_bytes
-from course_lib.engine.chat import ChatTemplate
+from course_lib.engine.byte_tokens import RARE, first_lost, letters, missing_bytes
+from course_lib.engine.chat import ChatTemplate, Messages
 from course_lib.engine.files import one_line, read_json_object
 from course_lib.errors import CourseError
 
 REMEDY = "copy the whole checkpoint folder again"
+BYTE_OF_LETTER = {letter: byte for byte, letter in enumerate(letters())}
 # Both cases, several spaces, one to four bytes a character, in Unicode's composed form (NFC).
 PROBE = "Zara's  2nd tästy 拉面\n😀"
 
@@ -34,10 +36,11 @@ class Tokenizer:
         for encoder in (self._control, self._plain):  # a file may ask for either: neither is wanted
             encoder.no_truncation()
             encoder.no_padding()
-        self._control_ids = {
-            token.content: id for id, token in self._control.get_added_tokens_decoder().items()
-        }
+        added = self._control.get_added_tokens_decoder()
+        self._control_ids = {token.content: id for id, token in added.items()}
+        self._answer_tokens = [token.content for token in added.values() if not token.special]
         self._missing = missing_bytes(definition["model"]["vocab"])
+        self._bytes: dict[int, bytes] = {}
         self.vocab_size = 1 + max(self._control.get_vocab(with_added_tokens=True).values())
 
     @classmethod
@@ -84,7 +87,8 @@ class Tokenizer:
                 "a checkpoint with a byte-level BPE tokenizer"
             )
         for allow_special in (True, False):
-            if tokenizer.decode(tokenizer.encode(PROBE, allow_special)) != PROBE:
+            ids = tokenizer.encode(PROBE, allow_special)
+            if not tokenizer.decode(ids) == PROBE == tokenizer._control.decode(ids):
                 raise CourseError(
                     f"{path}: text does not come back from its tokens as it was (look at "
                     "normalizer, pre_tokenizer and decoder): choose a checkpoint with a "
@@ -129,22 +133,43 @@ class Tokenizer:
         the tokenizer has no text for (padding of the vocabulary) gives no text. Raises TypeError
         for ids that are no integers, ValueError for one below 0 or above 2^32 - 1.
         """
-        ids = [operator.index(token) for token in ids]
-        for token in ids:
-            if not 0 <= token < 2**32:
-                raise ValueError(f"token id {token} is impossible: ids count from 0")
-        return self._control.decode(ids, skip_special_tokens=False)
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of text that `token` stands for, maybe of a part of a character.
+
+        Of a control token those of its name; none of an id without text. Errors as `decode`.
+        """
+        token = operator.index(token)
+        if (known := self._bytes.get(token)) is not None:
+            return known
+        if not 0 <= token < 2**32:
+            raise ValueError(f"token id {token} is impossible: ids count from 0")
+        text = self._control.id_to_token(token) or ""
+        try:
+            found = bytes(BYTE_OF_LETTER[letter] for letter in text)
+        except KeyError:  # an added token, written as it is
+            found = text.encode("utf-8")
+        if text:
+            self._bytes[token] = found
+        return found
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        *,
+        enable_thinking: bool = False,
     ) -> list[int]:
         """Token ids of a conversation in the model's own chat format.
 
-        messages: dicts with "role" ("system", "user", "assistant" or "tool") and "content" (str).
-        add_generation_prompt opens the assistant's answer. Control tokens come from the template
-        alone: a content that spells one is encoded as the letters it is made of. Raises
-        CourseError if the checkpoint has no chat template or one that cannot render these
-        messages, ValueError for malformed messages.
+        messages: dicts with "role" ("system", "user", "assistant" or "tool") and "content" (str,
+        or a list of {"type": "text", "text": str}). add_generation_prompt opens the assistant's
+        answer; enable_thinking is for templates that know it (Qwen3). Control tokens come from the
+        template alone: a content that spells one is encoded as the letters it is made of. But in
+        the assistant's own contents those that the tokenizer does not call special, such as
+        <think>, are read: the model wrote them. Raises CourseError if the checkpoint has no chat
+        template or one that cannot render these messages, ValueError for malformed messages.
         """
         if self.chat_template is None:
             raise CourseError(
@@ -153,10 +178,35 @@ class Tokenizer:
             )
         ids: list[int] = []
         for text, is_control in self.chat_template.pieces(
-            messages, list(self._control_ids), add_generation_prompt
+            messages,
+            list(self._control_ids),
+            add_generation_prompt,
+            enable_thinking=enable_thinking,
+            answer_tokens=self._answer_tokens,
         ):
             ids += [self._control_ids[text]] if is_control else self.encode(text, False)
         return ids
+
+
+class TextStream:
+    """Tokens in, text out, piece by piece: joined, the pieces are `Tokenizer.decode` of all ids.
+
+    What the bytes so far do not finish, such as half an emoji, is held back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes, maybe none."""
+        return self._decoder.decode(self._tokenizer.token_bytes(token))
+
+    def finish(self) -> str:
+        """What is left: U+FFFD if a character never became whole. The stream then starts anew."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
 
 
 def _refuse_unsupported(model: Any, path: Path) -> None:

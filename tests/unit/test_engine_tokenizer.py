@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from course_lib.engine.byte_tokens import letters
-from course_lib.engine.chat import PLACEHOLDERS, ChatTemplate
+from course_lib.engine.chat import ChatTemplate
+from course_lib.engine.chat_contents import MARKS
 from course_lib.engine.tokenizer import PROBE, Tokenizer
 from course_lib.errors import CourseError
 from tests.tiny_checkpoint import CHAT_TEMPLATE, CONTROL_TOKENS, tiny_tokenizer, write_tokenizer
@@ -191,7 +192,7 @@ def test_private_use_characters_of_the_template_stay():
 
 
 def test_no_placeholder_left():
-    every = "".join(map(chr, PLACEHOLDERS))
+    every = "".join(map(chr, MARKS))
     with pytest.raises(ValueError, match="private-use"):
         TOKENIZER.apply_chat_template([{"role": "user", "content": every}])
 
