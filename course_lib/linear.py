@@ -94,17 +94,33 @@ class PackedMatrix:
 
     def to_blocks(self) -> np.ndarray:
         """Return the GGUF blocks uint8 [rows, bytes] that were packed."""
-        panels, count = self.scales.shape[:2]
-        fours = self.codes.view(np.int32)[..., 0].transpose(0, 2, 1)
-        size = BLOCK_BYTES[self.kind] - 2
-        codes = np.ascontiguousarray(fours).view(np.uint8).reshape(panels * PANEL, count, size)
-        scales = self.scales.transpose(0, 2, 1).astype("<f2").reshape(panels * PANEL, count, 1)
+        return self._blocks_of(np.arange(self.rows))
+
+    def _blocks_of(self, ids: np.ndarray) -> np.ndarray:
+        panel, lane = np.divmod(ids, PANEL)
+        count, size = self.cols // BLOCK, BLOCK_BYTES[self.kind] - 2
+        fours = self.codes.view(np.int32)[panel, :, lane, 0]
+        codes = fours.view(np.uint8).reshape(len(ids), count, size)
+        scales = self.scales[panel, :, lane].astype("<f2").reshape(len(ids), count, 1)
         blocks = np.concatenate((scales.view(np.uint8), codes), axis=-1)
-        return blocks.reshape(panels * PANEL, count * (size + 2))[: self.rows]
+        return blocks.reshape(len(ids), count * (size + 2))
+
+    def take(self, ids: Any) -> np.ndarray:
+        """Return the values of some rows, float32 [len(ids), cols], in time that depends on them
+        alone; IndexError unless ids are integers 0 ... rows - 1."""
+        ids = np.asarray(ids)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise IndexError("ids must be a list of row numbers.")
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.rows:
+            raise IndexError(f"ids must be row numbers 0 to {self.rows - 1}.")
+        return self._dequantized(self._blocks_of(ids.astype(np.int64)))
 
     def dequantize(self) -> np.ndarray:
         """Return the values, float32 [rows, cols]."""
-        return {"q8_0": dequantize_q8_0, "q4_0": dequantize_q4_0}[self.kind](self.to_blocks())
+        return self._dequantized(self.to_blocks())
+
+    def _dequantized(self, blocks: np.ndarray) -> np.ndarray:
+        return {"q8_0": dequantize_q8_0, "q4_0": dequantize_q4_0}[self.kind](blocks)
 
 
 def linear(x: Any, w: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The layers of Qwen3 around attention: linear, RMSNorm, RoPE, SiLU gate. Float32 throughout.
+"""The layers around attention: linear, RMSNorm, RoPE, SiLU gate. Float32 throughout.
 
 The NumPy code is the definition. The compiled kernels differ from it by roundings, and give a
 token the same bits whether it comes alone or among others, on every machine.
@@ -9,10 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from course_lib import backend
-from course_lib.arrays import NotFiniteError
-from course_lib.linear import linear
+from course_lib.arrays import NotFiniteError, require_finite
+from course_lib.attention_common import softmax as numpy_softmax
+from course_lib.engine.rope import RopeScaling
+from course_lib.linear import PackedMatrix, linear
 
-__all__ = ["argmax", "linear", "rms_norm", "rope", "rope_tables", "silu_mul"]
+__all__ = ["argmax", "linear", "rms_norm", "rope", "rope_powers", "rope_tables", "silu_mul",
+           "softmax", "split_heads", "swiglu"]
+
+Matrix = np.ndarray | PackedMatrix
 
 
 def rms_norm(x: np.ndarray, gain: np.ndarray, eps: float) -> np.ndarray:
@@ -32,22 +37,41 @@ def rms_norm(x: np.ndarray, gain: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rope_tables(
-    positions: np.ndarray, head_dim: int, theta: float
+    positions: np.ndarray, head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of the RoPE angles position · theta^(-2i/head_dim), i = 0 … head_dim/2 - 1.
 
     positions integer `[n]` -> two float32 `[n, head_dim/2]`. The angle is a float32 product, as
     in the models' training code: near position 2,000 its rounding reaches 1e-4 radians, so a more
-    exact angle would not be the angle that the weights were trained with.
+    exact angle would not be the angle that the weights were trained with. `scaling` stretches the
+    frequencies and may multiply both tables by a factor.
     """
-    if (compiled := backend.kernel("rope_tables")) is not None:
-        cos, sin = np.empty((2, len(positions), head_dim // 2), np.float32)
+    n, pairs = len(positions), head_dim // 2
+    if scaling is None and (compiled := backend.kernel("rope_tables")) is not None:
+        cos, sin = np.empty((2, n, pairs), np.float32)
         compiled(positions.astype(np.int64), theta, cos, sin)
         return cos, sin
-    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    frequency = np.float32(1.0) / np.power(np.float32(theta), exponent)
-    angle = positions.astype(np.float32)[:, None] * frequency
-    return np.cos(angle), np.sin(angle)
+    powers, factor = rope_powers(head_dim, theta), np.float32(1)
+    frequencies = np.float32(1) / powers
+    if scaling is not None:
+        frequencies = scaling.stretched(powers, theta)
+        factor = np.float32(scaling.attention_factor)
+    if (compiled := backend.kernel("rope_angles")) is not None:
+        cos, sin = np.empty((2, n, pairs), np.float32)
+        compiled(positions.astype(np.int64), frequencies, factor, cos, sin)
+        return cos, sin
+    angle = positions.astype(np.float32)[:, None] * frequencies
+    return np.cos(angle) * factor, np.sin(angle) * factor
+
+
+def rope_powers(head_dim: int, theta: float) -> np.ndarray:
+    """theta^(2i/head_dim), i = 0 … head_dim/2 - 1: float32 `[head_dim/2]`, exponents too."""
+    if (compiled := backend.kernel("rope_powers")) is not None:
+        powers = np.empty(head_dim // 2, np.float32)
+        compiled(theta, powers)
+        return powers
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    return np.power(np.float32(theta), exponents)
 
 
 def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -66,14 +90,59 @@ def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
 
 
+def split_heads(
+    stacked: np.ndarray,
+    q_gain: np.ndarray | None,
+    k_gain: np.ndarray | None,
+    eps: float,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+) -> None:
+    """Cut a token's stacked heads into q, k and v; norm (where there is a gain) and turn q and k.
+
+    stacked float32 `[n, heads + 2 · kv_heads, d]`, gains float32 `[d]` or None, cos and sin
+    float32 `[n, d/2]`; q float32 `[heads, n, d]`, k and v `[kv_heads, n, d]` receive the rows and
+    may be views of some tokens of longer arrays. Raises NotFiniteError as `rms_norm` does.
+    """
+    if (compiled := backend.kernel("split_heads")) is not None:
+        _compute(compiled, stacked, q_gain, k_gain, eps, cos, sin, q, k, v)
+        return
+    queries, keys, values = np.split(stacked, (len(q), len(q) + len(k)), axis=1)
+    for rows, gain, out in ((queries, q_gain, q), (keys, k_gain, k)):
+        normed = rows if gain is None else rms_norm(rows, gain, eps)
+        out[...] = rope(normed, cos, sin).transpose(1, 0, 2)
+    v[...] = values.transpose(1, 0, 2)
+
+
+def swiglu(h: np.ndarray, gate_up_proj: Matrix, down_proj: Matrix) -> np.ndarray:
+    """down(SiLU(gate · h) · (up · h)) of rows `[t, hidden]`; the gate's rows lie above the up's."""
+    stacked = linear(h, gate_up_proj)
+    inner = stacked.shape[-1] // 2
+    return linear(silu_mul(stacked[..., :inner], stacked[..., inner:]), down_proj)
+
+
 def silu_mul(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     """SiLU(gate) · up, the SwiGLU gate: gate/(1 + exp(-gate)) · up, float32, same shapes."""
     if (compiled := backend.kernel("silu_mul")) is not None:
-        rows, out = _rows(gate), np.empty(gate.shape, np.float32)
-        _compute(compiled, rows, _rows(up), out.reshape(rows.shape))
+        out = np.empty(gate.shape, np.float32)
+        width = gate.shape[-1]
+        _compute(compiled, gate.reshape(-1, width), up.reshape(-1, width), out.reshape(-1, width))
         return out
     # exp(88) is the last power below float32's largest number; beyond it SiLU is 0 to all digits.
     return gate / (np.float32(1.0) + np.exp(np.minimum(-gate, np.float32(88.0)))) * up
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """exp(x - max) over their sum, of every row of float32 `[n, m]`, m >= 1, finite."""
+    if (compiled := backend.kernel("softmax")) is not None:
+        out = np.empty(x.shape, np.float32)
+        _compute(compiled, x, out)
+        return out
+    require_finite(x, "x")
+    return numpy_softmax(x)
 
 
 def argmax(x: np.ndarray) -> int:

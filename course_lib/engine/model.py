@@ -1,4 +1,4 @@
-"""The Qwen3 decoder: one definition that prefill, decode and evaluation all run."""
+"""The decoder of Qwen3 and Llama: one definition that prefill, decode and evaluation all run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import numpy as np
 from course_lib.arrays import require_finite
 from course_lib.engine.checks import finite_arithmetic
 from course_lib.engine.config import ModelConfig
-from course_lib.engine.layers import linear, rms_norm, rope, rope_tables, silu_mul
-from course_lib.engine.weights import DenseMLP, LayerWeights, Matrix, MoELayer, Weights
+from course_lib.engine.layers import linear, rms_norm, rope_tables, split_heads
+from course_lib.engine.moe import feed_forward
+from course_lib.engine.weights import LayerWeights, Matrix, Weights
 from course_lib.linear import PackedMatrix
 
 # (layer, q [num_heads, t, d], k [num_kv_heads, t, d], v likewise) -> context [num_heads, t, d]
 Attend = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+TILE = 256  # rows that go through the matrices together: scratch memory does not grow with t
 
 
 class Model:
@@ -29,22 +32,39 @@ class Model:
         self.weights = weights
 
     @finite_arithmetic()
-    def hidden(self, ids: Sequence[int], start: int, attend: Attend) -> np.ndarray:
+    def hidden(
+        self,
+        ids: Sequence[int],
+        start: int,
+        attend: Attend,
+        *,
+        tile: int = TILE,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> np.ndarray:
         """Hidden states `[t, hidden]` after the last layer, for tokens at start … start + t - 1.
 
-        Raises CourseError where a row, a score or a context overflows float32.
+        Each layer takes all tokens through attention at once, and through its matrices in tiles
+        of `tile` rows. `on_progress(done, total)` counts the tiles of all layers. Raises
+        CourseError where a row, a score or a context overflows float32.
         """
-        config = self.config
-        positions = np.arange(start, start + len(ids))
-        cos, sin = rope_tables(positions, config.head_dim, config.rope_theta)
+        config, t = self.config, len(ids)
+        positions = np.arange(start, start + t)
+        cos, sin = rope_tables(positions, config.head_dim, config.rope_theta, config.rope)
+        tiles = [slice(first, min(first + tile, t)) for first in range(0, t, tile)]
         x = rows_of(self.weights.embedding, ids)
         for layer, weights in enumerate(self.weights.layers):
-            q, k, v = self._project(weights, x, cos, sin)
+            q, k, v = self._heads(t)
+            for rows in tiles:
+                self._project(weights, x[rows], cos[rows], sin[rows],
+                              q[:, rows], k[:, rows], v[:, rows])
             context = attend(layer, q, k, v)
-            joined = context.transpose(1, 0, 2).reshape(len(ids), -1)
-            x = x + linear(joined, weights.o_proj)
-            h = rms_norm(x, weights.post_attention_norm, config.rms_norm_eps)
-            x = x + _mlp(h, weights.mlp)
+            for i, rows in enumerate(tiles):
+                joined = context[:, rows].transpose(1, 0, 2).reshape(len(x[rows]), -1)
+                x[rows] += linear(joined, weights.o_proj)
+                h = rms_norm(x[rows], weights.post_attention_norm, config.rms_norm_eps)
+                x[rows] += feed_forward(h, weights.mlp, config.moe_of(layer))
+                if on_progress is not None:
+                    on_progress(layer * len(tiles) + i + 1, len(self.weights.layers) * len(tiles))
         return x
 
     @finite_arithmetic()
@@ -55,38 +75,22 @@ class Model:
         require_finite(logits, "logits")
         return logits
 
-    def _project(
-        self, weights: LayerWeights, x: np.ndarray, cos: np.ndarray, sin: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Query, key and value rows, head-major; q and k are normed per head, then rotated."""
+    def _heads(self, t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Room for query, key and value rows, head-major: the order in which a cache is read."""
         config = self.config
-        h = rms_norm(x, weights.input_norm, config.rms_norm_eps)
-        by_head = (len(x), -1, config.head_dim)
-        qkv = linear(h, weights.qkv_proj).reshape(by_head)
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        q, k, v = np.split(qkv, (heads, heads + kv_heads), axis=1)
-        if weights.q_norm is not None and weights.k_norm is not None:
-            q = rms_norm(q, weights.q_norm, config.rms_norm_eps)
-            k = rms_norm(k, weights.k_norm, config.rms_norm_eps)
-        q, k = rope(q, cos, sin), rope(k, cos, sin)
-        return _head_major(q), _head_major(k), _head_major(v)
+        heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+        q, k, v = (np.empty((count, t, config.head_dim), np.float32) for count in heads)
+        return q, k, v
 
-
-def _mlp(h: np.ndarray, mlp: DenseMLP | MoELayer) -> np.ndarray:
-    """The second half of a layer on normed rows `[t, hidden]`."""
-    if isinstance(mlp, MoELayer):
-        raise NotImplementedError("a mixture of experts")
-    gate, up = np.split(linear(h, mlp.gate_up_proj), 2, axis=-1)
-    return linear(silu_mul(gate, up), mlp.down_proj)
+    def _project(self, weights: LayerWeights, x: np.ndarray, cos: np.ndarray, sin: np.ndarray,
+                 q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+        """Write the query, key and value rows of hidden states x `[t, hidden]`."""
+        eps = self.config.rms_norm_eps
+        stacked = linear(rms_norm(x, weights.input_norm, eps), weights.qkv_proj)
+        split_heads(stacked.reshape(len(x), -1, self.config.head_dim),
+                    weights.q_norm, weights.k_norm, eps, cos, sin, q, k, v)
 
 
 def rows_of(matrix: Matrix, ids: Sequence[int]) -> np.ndarray:
     """Rows `ids` of a weight matrix, float32 `[len(ids), columns]`."""
-    if isinstance(matrix, PackedMatrix):
-        return matrix.dequantize()[np.asarray(ids)]
-    return matrix[np.asarray(ids)]
-
-
-def _head_major(rows: np.ndarray) -> np.ndarray:
-    """`[t, heads, d]` -> C-contiguous `[heads, t, d]`, the order in which the cache is read."""
-    return np.ascontiguousarray(rows.transpose(1, 0, 2))
+    return matrix.take(ids) if isinstance(matrix, PackedMatrix) else matrix[np.asarray(ids)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from course_lib.engine.model import Model
+from course_lib.engine.model import TILE, Model
 from course_lib.engine.session import Session
 from course_lib.kvcache import KVCache, LayerRows
 from course_lib.prefill_attention import causal_attention
@@ -23,12 +25,15 @@ def run_prompt(
     importance: str = "none",
     window: int | None = None,
     prefill_k: int | None = None,
+    prefill_group: int | None = None,
     block_size: int = 32,
+    tile: int = TILE,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Session, np.ndarray]:
     """A session that holds the prompt, and the hidden states `[n, hidden]` of all its tokens.
 
     Layer by layer over the whole prompt, so importance adds up in the order layer, head, query.
-    Options as `Engine.prefill`; the session has no logits yet.
+    Options as `Engine.prefill`, `tile` as `Model.hidden`; the session has no logits yet.
     """
     n, config = len(ids), model.config
     cache = KVCache(
@@ -55,12 +60,13 @@ def run_prompt(
             k_blocks=prefill_k,
             block_size=block_size,
             minibatch=MINIBATCH,
+            group=prefill_group,
             importance=counted,
             importance_from=counted_from,
         )
         return context
 
-    hidden = model.hidden(ids, 0, attend)
+    hidden = model.hidden(ids, 0, attend, tile=tile, on_progress=on_progress)
     session.importance = counted
     return session, hidden
 

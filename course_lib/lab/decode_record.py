@@ -25,14 +25,14 @@ class RecordingModel(Model):
         super().__init__(model.config, model.weights)
         self.queries: list[np.ndarray] = []
 
-    def hidden(self, ids, start: int, attend: Attend) -> np.ndarray:
+    def hidden(self, ids, start: int, attend: Attend, **options) -> np.ndarray:
         asked: list[np.ndarray] = []
 
         def recording(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
             asked.append(q[:, -1].copy())
             return attend(layer, q, k, v)
 
-        hidden = super().hidden(ids, start, recording)
+        hidden = super().hidden(ids, start, recording, **options)
         self.queries.append(np.stack(asked))
         return hidden
 

@@ -1,6 +1,8 @@
 #include "layers.h"
 #include "rope_tables.c"
 
+#include <stdlib.h>
+
 /* The mean square is the dot of a row with itself as every kernel takes dots: 16 sums, added by
  * halves. */
 static float mean_square(const float *x, ptrdiff_t d)
@@ -18,7 +20,19 @@ static float mean_square(const float *x, ptrdiff_t d)
     return v16_sum(sum) / (float)d;
 }
 
-/* x / sqrt(mean + eps) * gain, each operation rounded once. */
+/* x / sqrt(mean + eps) * gain, each operation rounded once; `root` is the square root. */
+static void normed_row(const float *x, const float *gain, ptrdiff_t d, float root, float *out)
+{
+    const v16 divisor = v16_set(root);
+    ptrdiff_t i = 0;
+    for (; i + 16 <= d; i += 16)
+        v16_store(out + i, v16_mul(v16_div(v16_load(x + i), divisor), v16_load(gain + i)));
+    if (i < d) {
+        v16 y = v16_div(v16_load_part(x + i, d - i), divisor);
+        v16_store_part(out + i, v16_mul(y, v16_load_part(gain + i, d - i)), d - i);
+    }
+}
+
 static ptrdiff_t rms_norm(const float *x, const float *gain, ptrdiff_t rows, ptrdiff_t d, float eps,
                           float *out)
 {
@@ -27,16 +41,8 @@ static ptrdiff_t rms_norm(const float *x, const float *gain, ptrdiff_t rows, ptr
         if (!isfinite(mean) || mean == 0.0f)
             return r;
     }
-    for (ptrdiff_t r = 0; r < rows; r++, x += d, out += d) {
-        v16 root = v16_set(sqrtf(mean_square(x, d) + eps));
-        ptrdiff_t i = 0;
-        for (; i + 16 <= d; i += 16)
-            v16_store(out + i, v16_mul(v16_div(v16_load(x + i), root), v16_load(gain + i)));
-        if (i < d) {
-            v16 y = v16_div(v16_load_part(x + i, d - i), root);
-            v16_store_part(out + i, v16_mul(y, v16_load_part(gain + i, d - i)), d - i);
-        }
-    }
+    for (ptrdiff_t r = 0; r < rows; r++)
+        normed_row(x + r * d, gain, d, sqrtf(mean_square(x + r * d, d) + eps), out + r * d);
     return -1;
 }
 
@@ -95,7 +101,7 @@ static inline v16 silu_mul_16(v16 gate, v16 up)
     return v16_mul(v16_div(v16_mul(gate, factor), v16_add(one, e)), up);
 }
 
-static void silu_mul(const float *gate, const float *up, ptrdiff_t count, float *out)
+static void silu_mul_row(const float *gate, const float *up, ptrdiff_t count, float *out)
 {
     ptrdiff_t i = 0;
     for (; i + 16 <= count; i += 16)
@@ -103,6 +109,54 @@ static void silu_mul(const float *gate, const float *up, ptrdiff_t count, float 
     if (i < count)
         v16_store_part(out + i, silu_mul_16(v16_load_part(gate + i, count - i),
                                             v16_load_part(up + i, count - i)), count - i);
+}
+
+struct silu_work {
+    const float *gate, *up;
+    ptrdiff_t gate_stride, up_stride, d;
+    float *out;
+};
+
+static void silu_piece(void *context, ptrdiff_t row, int thread)
+{
+    (void)thread;
+    const struct silu_work *w = context;
+    silu_mul_row(w->gate + row * w->gate_stride, w->up + row * w->up_stride, w->d,
+                 w->out + row * w->d);
+}
+
+static void silu_mul(const float *gate, ptrdiff_t gate_stride, const float *up, ptrdiff_t up_stride,
+                     ptrdiff_t rows, ptrdiff_t d, int threads, float *out)
+{
+    struct silu_work work = {gate, up, gate_stride, up_stride, d, out};
+    /* An element takes some 16 multiply-adds: exp and two divisions. */
+    parallel_for(rows, useful_threads(16.0 * (double)rows * (double)d, threads), silu_piece, &work);
+}
+
+/* exp(x - max) / sum, the sum in 16 lanes added by halves; `x` is finite. */
+static void softmax_row(const float *x, ptrdiff_t count, float *out)
+{
+    float largest = x[0];
+    for (ptrdiff_t i = 1; i < count; i++)
+        largest = x[i] > largest ? x[i] : largest;
+    const v16 most = v16_set(largest);
+    v16 total = v16_set(0.0f);
+    for (ptrdiff_t i = 0; i < count; i += 16) {
+        ptrdiff_t part = count - i < 16 ? count - i : 16;
+        v16_store_part(out + i, v16_exp(v16_sub(v16_load_part(x + i, part), most)), part);
+        total = v16_add(total, v16_load_part(out + i, part));
+    }
+    total = v16_set(v16_sum(total));
+    for (ptrdiff_t i = 0; i < count; i += 16) {
+        ptrdiff_t part = count - i < 16 ? count - i : 16;
+        v16_store_part(out + i, v16_div(v16_load_part(out + i, part), total), part);
+    }
+}
+
+static void softmax(const float *x, ptrdiff_t rows, ptrdiff_t d, float *out)
+{
+    for (ptrdiff_t r = 0; r < rows; r++)
+        softmax_row(x + r * d, d, out + r * d);
 }
 
 static int all_finite(const float *x, ptrdiff_t count)
@@ -145,11 +199,17 @@ static ptrdiff_t argmax(const float *x, ptrdiff_t count)
     return i;
 }
 
+#include "split_heads.c"
+
 static const struct layer_kernels layer_kernels = {
     .rms_norm = rms_norm,
+    .rope_powers = rope_powers,
+    .rope_angles = rope_angles,
     .rope_tables = rope_tables,
     .rope = rope,
     .silu_mul = silu_mul,
+    .split_heads = split_heads,
+    .softmax = softmax,
     .all_finite = all_finite,
     .argmax = argmax,
 };

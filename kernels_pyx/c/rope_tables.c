@@ -61,30 +61,61 @@ static void cos_sin(double x, float *cos, float *sin)
     *sin = (float)(quarter >= 2 ? -swapped_s : swapped_s);
 }
 
-/* theta^(-2i/d) rounded as in the models' training code: the exponent, the power and its inverse
- * are floats, and so is the angle. */
-static float rope_frequency(float theta, ptrdiff_t i, ptrdiff_t pairs)
+/* theta^(2i/d), exponent and power rounded to float as in the models' training code. */
+static float rope_power(float theta, ptrdiff_t i, ptrdiff_t pairs)
 {
     float exponent = (float)(2 * i) / (float)(2 * pairs);
-    return 1.0f / (float)exp2_of((double)exponent * log2_of(theta));
+    return (float)exp2_of((double)exponent * log2_of(theta));
+}
+
+static void rope_powers(float theta, ptrdiff_t pairs, float *powers)
+{
+    for (ptrdiff_t i = 0; i < pairs; i++)
+        powers[i] = rope_power(theta, i, pairs);
+}
+
+/* One column of the tables; the angle is a float, as in training. Returns a token whose angle is
+ * too large, or -1; writes unless `cos` is NULL. */
+static ptrdiff_t rope_column(const int64_t *positions, ptrdiff_t tokens, ptrdiff_t pairs,
+                             float frequency, float factor, float *cos, float *sin)
+{
+    for (ptrdiff_t t = 0; t < tokens; t++) {
+        float angle = (float)positions[t] * frequency;
+        if (!(angle > -2147483648.0f && angle < 2147483648.0f))
+            return t;
+        if (cos) {
+            cos_sin((double)angle, cos + t * pairs, sin + t * pairs);
+            cos[t * pairs] *= factor;
+            sin[t * pairs] *= factor;
+        }
+    }
+    return -1;
+}
+
+static ptrdiff_t rope_angles(const int64_t *positions, ptrdiff_t tokens, const float *frequencies,
+                             ptrdiff_t pairs, float factor, float *cos, float *sin)
+{
+    for (ptrdiff_t i = 0; i < pairs; i++) {
+        ptrdiff_t bad = rope_column(positions, tokens, pairs, frequencies[i], factor, NULL, NULL);
+        if (bad >= 0)
+            return bad;
+    }
+    for (ptrdiff_t i = 0; i < pairs; i++)
+        rope_column(positions, tokens, pairs, frequencies[i], factor, cos + i, sin + i);
+    return -1;
 }
 
 static ptrdiff_t rope_tables(const int64_t *positions, ptrdiff_t tokens, ptrdiff_t pairs,
                              float theta, float *cos, float *sin)
 {
     for (ptrdiff_t i = 0; i < pairs; i++) {
-        float frequency = rope_frequency(theta, i, pairs);
-        for (ptrdiff_t t = 0; t < tokens; t++) {
-            float angle = (float)positions[t] * frequency;
-            if (!(angle > -2147483648.0f && angle < 2147483648.0f))
-                return t;
-        }
+        float frequency = 1.0f / rope_power(theta, i, pairs);
+        ptrdiff_t bad = rope_column(positions, tokens, pairs, frequency, 1.0f, NULL, NULL);
+        if (bad >= 0)
+            return bad;
     }
-    for (ptrdiff_t i = 0; i < pairs; i++) {
-        float frequency = rope_frequency(theta, i, pairs);
-        for (ptrdiff_t t = 0; t < tokens; t++)
-            cos_sin((double)((float)positions[t] * frequency), cos + t * pairs + i,
-                    sin + t * pairs + i);
-    }
+    for (ptrdiff_t i = 0; i < pairs; i++)
+        rope_column(positions, tokens, pairs, 1.0f / rope_power(theta, i, pairs), 1.0f, cos + i,
+                    sin + i);
     return -1;
 }

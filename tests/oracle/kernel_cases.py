@@ -420,6 +420,52 @@ def rope(bits, tokens, heads, pairs, exponent):
             outputs(out=(F32, (tokens, heads, 2 * pairs))))
 
 
+@maker(*(dict(pairs=pairs, theta=theta) for pairs, theta in (
+    (12, 10_000), (1, 5), (64, 1_000_000), (32, 100_000), (7, 2))),
+       pairs=(0, 40), theta=(1, 2_000_000))
+def rope_powers(bits, pairs, theta):
+    return dict(theta=float(theta)), outputs(out=(F32, pairs))
+
+
+@maker(*(dict(n=5, pairs=pairs, most=most, exponent=exponent, factor=factor)
+         for pairs, most, exponent, factor in (
+             (12, 100, -3, 4), (1, 5, 0, 4), (64, 40_000, -9, 4), (64, 2**30, -4, 5),
+             (16, 4_000, 0, 3), (7, 1000, 2, 4))),
+       n=(0, 8), pairs=(0, 40), most=(0, 2**24), exponent=(-20, 4), factor=(0, 20))
+def rope_angles(bits, n, pairs, most, exponent, factor):
+    """`factor` counts quarters."""
+    return (dict(positions=bits.whole(n, 0, most), frequencies=bits.floats(pairs, exponent),
+                 factor=factor / 4),
+            outputs(out_cos=(F32, (n, pairs)), out_sin=(F32, (n, pairs))))
+
+
+@maker(*(dict(tokens=3, heads=4, kv_heads=2, pairs=pairs, gains=gains, exponent=exponent)
+         for pairs, gains, exponent in (
+             (12, 3, 0), (1, 3, 0), (64, 3, 2), (8, 0, 0), (17, 3, 0), (32, 1, -3), (24, 2, 4),
+             (12, 0, -60), (12, 3, 20))),
+       dict(tokens=70, heads=6, kv_heads=3, pairs=16, gains=3, exponent=0),
+       dict(tokens=1, heads=16, kv_heads=8, pairs=64, gains=3, exponent=0),
+       tokens=(0, 5), heads=(1, 4), kv_heads=(1, 4), pairs=(1, 40), gains=(0, 3),
+       exponent=(-20, 30))
+def split_heads(bits, tokens, heads, kv_heads, pairs, gains, exponent):
+    """`gains`: 1 for that of q, 2 for that of k, 3 for both."""
+    d = 2 * pairs
+    return (dict(stacked=bits.floats((tokens, heads + 2 * kv_heads, d), exponent, 2),
+                 q_gain=bits.floats(d, 1) if gains & 1 else None,
+                 k_gain=bits.floats(d, 1) if gains & 2 else None, eps=2.0**-20,
+                 cos=bits.floats((tokens, pairs)), sin=bits.floats((tokens, pairs))),
+            outputs(q=(F32, (heads, tokens, d)), k=(F32, (kv_heads, tokens, d)),
+                    v=(F32, (kv_heads, tokens, d))))
+
+
+@maker(*(dict(rows=rows, d=d, exponent=exponent) for rows, d, exponent in (
+    (3, 37, 2), (1, 1, 0), (2, 16, 3), (3, 15, 5), (2, 128, 3), (1, 1000, 2), (3, 37, -40),
+    (3, 37, 100), (5, 33, 6))),
+       rows=(0, 4), d=(1, 60), exponent=(-30, 120))
+def softmax(bits, rows, d, exponent):
+    return dict(x=bits.floats((rows, d), exponent, 2)), outputs(out=(F32, (rows, d)))
+
+
 @maker(*(dict(rows=rows, d=d, exponent=exponent) for rows, d, exponent in (
     (3, 37, 2), (1, 1, 0), (2, 16, 4), (3, 15, 6), (2, 128, 3), (1, 1000, 2), (3, 37, -40),
     (3, 37, 20), (5, 33, 7))),

@@ -1,4 +1,5 @@
-"""On compiled kernels a token's logits do not depend on how its prompt was fed."""
+"""On compiled kernels a token's logits do not depend on how its prompt was fed: whole, in tiles of
+any size, token by token, by one thread or several, whatever the weights and the cache hold."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import kernels_pyx
 from course_lib import backend
 from course_lib.engine import Engine
 from course_lib.paths import MODELS
+from tests.sharing import shared_among
 from tests.tiny_checkpoint import write_checkpoint
 
 pytestmark = pytest.mark.skipif(
@@ -66,3 +68,42 @@ def test_every_variant_has_the_same_logits(tiny):
             results.append((session.importance, tiny.forward(ids), session.step(5, decode_k=1)))
     for result in results:
         assert all(same(a, b) for a, b in zip(result, results[0], strict=True))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """Engines on blocks of 8 and 4 bits: rows of these widths are made of whole blocks."""
+    folder = tmp_path_factory.mktemp("packed")
+    write_checkpoint(folder, seed=4, hidden_size=64, intermediate_size=96)
+    return {kind: Engine.load(folder, kind) for kind in ("f32", "q8_0", "q4_0")}
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8_0", "q4_0"])
+@pytest.mark.parametrize("variant", FAST)
+def test_packed_weights_and_a_q8_cache_give_the_same_bits_in_any_chunk(packed, variant, kind):
+    """Tiles of prefill, a prompt fed token by token, and three threads."""
+    engine = packed[kind]
+    ids = prompt(engine, 70, seed=2)
+    with backend.using(variant):
+        whole = engine.forward(ids)
+        for cut in (1, 40):
+            session = engine.prefill(ids[:cut], importance="none")
+            assert same(session.logits, whole[cut - 1])
+            for position in range(cut, len(ids)):
+                assert same(session.step(ids[position]), whole[position]), (cut, position)
+        expected = engine.prefill(ids, kv="q8")
+        steps = [expected.fork().step(9, decode_k=k) for k in (None, 1)]
+        for tile in (1, 7, 64):
+            for threads in (1, 3):
+                with shared_among(threads):
+                    session = engine.prefill(ids, kv="q8", tile=tile)
+                    assert same(session.logits, expected.logits)
+                    assert same(session.importance, expected.importance)
+                    for step, k in zip(steps, (None, 1), strict=True):
+                        assert same(session.fork().step(9, decode_k=k), step)
+
+
+def test_progress_counts_the_tiles_of_all_layers(tiny):
+    seen = []
+    tiny.prefill(prompt(tiny, 70), tile=32, on_progress=lambda *counts: seen.append(counts))
+    assert seen == [(done, 6) for done in range(1, 7)]

@@ -1,11 +1,13 @@
 """The model against a literal float64 Qwen3, layer by layer and as a whole."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib import prefill_attention
+from course_lib import backend, prefill_attention
 from course_lib.arrays import NotFiniteError
 from course_lib.engine import Engine, ModelConfig, layers
 from course_lib.engine.conversion import load_weights
@@ -71,20 +73,33 @@ def rope_neighbours(x, cos, sin):
     return out
 
 
-def skip_position_six(positions, head_dim, theta):
+def skip_position_six(positions, *others):
     # RoPE sees position differences only, so the slip that shows is one for some tokens.
-    return layers.rope_tables(positions + (positions > 5), head_dim, theta)
+    return layers.rope_tables(positions + (positions > 5), *others)
 
 
+def keys_are_not_turned(*arguments):
+    layers.split_heads(*arguments)
+    *_, cos, sin, q, k, v = arguments
+    k[...] = layers.rope(k.transpose(1, 0, 2), cos, -sin).transpose(1, 0, 2)
+
+
+LAYERS, MODEL = "course_lib.engine.layers", "course_lib.engine.model"
+correct = {name: getattr(layers, name) for name in ("rms_norm", "silu_mul")}
 SLIPS = {
-    "RoPE pairs neighbours": ("rope", rope_neighbours),
-    "a position is skipped": ("rope_tables", skip_position_six),
-    "SiLU on the wrong operand": ("silu_mul", lambda gate, up: layers.silu_mul(up, gate)),
-    "norm forgets eps": ("rms_norm", lambda x, gain, eps: layers.rms_norm(x, gain, 0.0)),
-    "no norm of heads": (
-        "rms_norm",
-        lambda x, g, eps: x if x.ndim == 3 else layers.rms_norm(x, g, eps),
+    "RoPE pairs neighbours": (LAYERS, "rope", rope_neighbours),
+    "a position is skipped": (MODEL, "rope_tables", skip_position_six),
+    "keys are not turned": (MODEL, "split_heads", keys_are_not_turned),
+    "SiLU on the wrong operand": (
+        LAYERS, "silu_mul", lambda gate, up: correct["silu_mul"](up, gate),
     ),
+    "norm of rows forgets eps": (
+        MODEL, "rms_norm", lambda x, gain, eps: correct["rms_norm"](x, gain, 0.0),
+    ),
+    "norm of heads forgets eps": (
+        LAYERS, "rms_norm", lambda x, gain, eps: correct["rms_norm"](x, gain, 0.0),
+    ),
+    "no norm of heads": (LAYERS, "rms_norm", lambda x, gain, eps: x),
 }
 
 
@@ -94,9 +109,10 @@ def test_the_comparison_tells_slips_of_a_layer(name, monkeypatch):
     tensors = random_tensors(config)
     ids = np.random.default_rng(2).integers(0, 300, 20).tolist()
     expected = reference_logits(config, tensors, ids)
-    function, slip = SLIPS[name]
-    monkeypatch.setattr(f"course_lib.engine.model.{function}", slip)
-    got = all_logits(model_of(config, tensors), ids)
+    module, function, slip = SLIPS[name]
+    monkeypatch.setattr(f"{module}.{function}", slip)
+    with backend.using("numpy"):  # whose steps are the functions that slip
+        got = all_logits(model_of(config, tensors), ids)
     assert np.abs(got - expected).max() > 20 * logit_tolerance(config, expected)
 
 
@@ -152,10 +168,13 @@ def test_every_array_inside_is_float32(monkeypatch):
 
         return wrapped
 
-    names = ("linear", "rms_norm", "rope", "rope_tables", "silu_mul")
-    for name in names:
-        monkeypatch.setattr(f"course_lib.engine.model.{name}", watch(getattr(layers, name)))
+    names = {MODEL: ("linear", "rms_norm", "rope_tables"), LAYERS: ("silu_mul", "rope")}
+    for module, functions in names.items():
+        for name in functions:
+            monkeypatch.setattr(f"{module}.{name}", watch(getattr(layers, name)))
     model = model_of(BASE_CONFIG, random_tensors(BASE_CONFIG))
+    with backend.using("numpy"):  # compiled, rope is a part of split_heads
+        run_prompt(model, [1, 2, 3])
     session, hidden = run_prompt(model, [1, 2, 3], importance="all_queries")
     assert hidden.dtype == session.importance.dtype == np.float32
 
@@ -165,7 +184,7 @@ def test_every_array_inside_is_float32(monkeypatch):
         return q
 
     assert model.hidden([1, 2, 3], 0, attend).dtype == np.float32
-    assert seen == {(name, "float32") for name in names}
+    assert seen == {(name, "float32") for name in itertools.chain(*names.values())}
 
 
 finite = st.floats(-200, 200, width=32)

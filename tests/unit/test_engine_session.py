@@ -616,3 +616,22 @@ def test_a_step_interrupted_after_its_last_layer_leaves_the_session_as_it_was(
     assert [session.cache.layer_length(layer) for layer in range(LAYERS)] == [51, 51]
     assert (session.logits.tobytes(), session.last_step) == before and not trace
     assert session.step(9).tobytes() == expected
+
+
+def test_a_selection_for_every_few_tokens_of_sparse_prefill(engine):
+    """With one for each token every query sees its own last block; with larger groups many do not
+    (they look at the last block of the group, which lies behind them)."""
+    ids = np.random.default_rng(8).integers(3, 300, 200).tolist()
+    dense = engine.prefill(ids)
+    grouped = [engine.prefill(ids, prefill_k=1, prefill_group=group) for group in (None, 64, 1)]
+    weights = [session.importance.sum() for session in grouped]
+    assert weights[0] < weights[1] < weights[2]
+    np.testing.assert_allclose(weights[2], dense.importance.sum(), rtol=1e-5)
+    same = engine.prefill(ids, prefill_k=1, prefill_group=256)
+    assert np.array_equal(same.importance, grouped[0].importance)
+    with pytest.raises(ValueError, match="prefill_group needs prefill_k"):
+        engine.prefill(ids, prefill_group=4)
+    for name in ("prefill_group", "tile"):
+        for wrong in (0, -1, 1.5, True):
+            with pytest.raises(ValueError, match=name):
+                engine.prefill(ids, prefill_k=1, **{name: wrong})

@@ -392,3 +392,16 @@ def test_linear_uses_the_kernels(monkeypatch):
     for kind in KINDS:
         linear(x, PackedMatrix.quantize(np.ones((2, 32)), kind))
     assert used == ["linear_f32", "linear_q8_0", "linear_q4_0"]
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_rows_are_taken_without_the_others(kind):
+    matrix = PackedMatrix.quantize(numbers((37, 96), 5), kind)
+    whole = matrix.dequantize()
+    for ids in ([36, 0, 16, 15, 0], np.array([5], np.uint8), [], range(37)):
+        found = matrix.take(ids)
+        assert found.dtype == np.float32 and found.flags.c_contiguous
+        np.testing.assert_array_equal(found, whole[np.asarray(ids, int)])
+    for bad in ([37], [-1], [1.0], 3, [[1]], np.array([2**63], np.uint64)):
+        with pytest.raises(IndexError, match="ids must be"):
+            matrix.take(bad)
