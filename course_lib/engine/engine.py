@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from course_lib.engine.chat import Messages
 from course_lib.engine.checkpoint import open_checkpoint
 from course_lib.engine.checks import (
     check_choice,
@@ -16,10 +17,13 @@ from course_lib.engine.checks import (
     check_ids,
 )
 from course_lib.engine.config import ModelConfig
+from course_lib.engine.conversation import Answer, Reply, room_for_answer
 from course_lib.engine.conversion import Progress, check_kind, load_weights
-from course_lib.engine.generate import Generation, generate_from
-from course_lib.engine.model import TILE, Model
+from course_lib.engine.generate import GeneratedToken, Generation, generate_from, stream_from
+from course_lib.engine.model import Model
 from course_lib.engine.prefill import IMPORTANCE_RULES, run_prompt
+from course_lib.engine.prompt_cache import PromptCache
+from course_lib.engine.sampling import Sampler
 from course_lib.engine.session import Session
 from course_lib.engine.tokenizer import Tokenizer
 from course_lib.engine.weight_cache import Note, cached_weights
@@ -68,10 +72,16 @@ class Engine:
         return self.tokenizer.decode(ids)
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        *,
+        enable_thinking: bool = False,
     ) -> list[int]:
         """Token ids of a conversation; see `Tokenizer.apply_chat_template`."""
-        return self.tokenizer.apply_chat_template(messages, add_generation_prompt)
+        return self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt, enable_thinking=enable_thinking
+        )
 
     def forward(self, ids: Sequence[int]) -> np.ndarray:
         """Logits at every position, float32 `[n, vocab]`, with exact attention on float32 rows."""
@@ -86,10 +96,7 @@ class Engine:
         importance: str = "all_queries",
         window: int | None = None,
         prefill_k: int | None = None,
-        prefill_group: int | None = None,
         block_size: int = 32,
-        tile: int = TILE,
-        on_progress: Progress | None = None,
     ) -> Session:
         """Run the prompt `ids`; a Session whose logits are those after its last token.
 
@@ -100,23 +107,10 @@ class Engine:
         256, 256 where that is 0) or "none". It comes from the softmax that prefill computed.
         prefill_k: None for exact attention, else blocks per head and mini-batch of 256 queries
         (only when the prompt is longer than two blocks). Source: engine rule, design of 10-2.
-        prefill_group: with prefill_k, so many tokens share a selection instead of a mini-batch.
-        tile: rows that go through the matrices together, for memory; on compiled kernels it
-        changes no bit. on_progress(done, total) counts tiles, layer after layer.
         Raises CourseError if the prompt is longer than the context or the model's numbers are not
         finite, ValueError for empty or out-of-range ids and for unknown options.
         """
-        check_choice("kv", kv, CACHE_DTYPES)
-        check_choice("importance", importance, IMPORTANCE_RULES)
-        check_count("window", window, optional=True)
-        check_count("prefill_k", prefill_k, optional=True)
-        check_count("prefill_group", prefill_group, optional=True)
-        check_count("block_size", block_size)
-        check_count("tile", tile)
-        if prefill_group is not None and prefill_k is None:
-            raise ValueError("prefill_group needs prefill_k")
-        if window is not None and importance != "last_window":
-            raise ValueError('window needs importance="last_window"')
+        _check_prefill_options(kv, importance, window, prefill_k, block_size)
         session, hidden = run_prompt(
             self.model,
             self._prompt(ids),
@@ -124,10 +118,7 @@ class Engine:
             importance=importance,
             window=window,
             prefill_k=prefill_k,
-            prefill_group=prefill_group,
             block_size=block_size,
-            tile=tile,
-            on_progress=on_progress,
         )
         session.logits = self.model.logits(hidden[-1])
         return session
@@ -138,10 +129,11 @@ class Engine:
         max_new_tokens: int,
         decode_k: int | str | None = None,
         *,
+        sampler: Sampler | None = None,
         n_probe: int = 8,
         **prefill_options,
     ) -> list[int]:
-        """Greedy continuation of `ids`: new token ids, without prompt and end token.
+        """Continuation of `ids`, greedy without a sampler: new token ids, without the end token.
 
         decode_k=None is exact; a number reads that many blocks, "auto" decides by length. Other
         options as `prefill`.
@@ -151,15 +143,82 @@ class Engine:
         ids = self._prompt(ids)
         check_context(len(ids) + max_new_tokens, self.config.max_position_embeddings)
         session = self.prefill(ids, **prefill_options)
-        return generate_from(session, max_new_tokens, decode_k, n_probe=n_probe).ids
+        return generate_from(
+            session, max_new_tokens, decode_k, sampler=sampler, n_probe=n_probe
+        ).ids
 
     def generate_from(
         self, session: Session, max_new_tokens: int, decode_k: int | str | None = None, **options
     ) -> Generation:
-        """Greedy continuation of a prefilled session; see `course_lib.engine.generate_from`."""
+        """Continuation of a prefilled session; see `course_lib.engine.generate_from`."""
         return generate_from(session, max_new_tokens, decode_k, **options)
+
+    def stream(
+        self, session: Session, max_new_tokens: int, decode_k: int | str | None = None, **options
+    ) -> Iterator[GeneratedToken]:
+        """The tokens that continue `session`, with their text, as they come; they are fed to it.
+
+        See `course_lib.engine.stream_from`.
+        """
+        options.setdefault("tokenizer", self.tokenizer)
+        return stream_from(session, max_new_tokens, decode_k, **options)
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        max_new_tokens: int = 512,
+        decode_k: int | str | None = None,
+        sampler: Sampler | None = None,
+        enable_thinking: bool = False,
+        trace: bool = False,
+        n_probe: int = 8,
+        importance: str | None = None,
+        cache: PromptCache | None = None,
+        **prefill_options,
+    ) -> Answer:
+        """The model's answer to a conversation: an iterator of tokens, with its `reply` so far.
+
+        At most max_new_tokens, and no more than the context has room for. importance: as
+        `prefill`; None stands for "none" where decode_k=None, which reads all rows, makes it
+        useless, else for prefill's own default. cache: what an earlier call was given; of a prompt
+        that begins like its last one only the rest is run (`PromptCache`). Raises ValueError for
+        malformed messages and options, CourseError if the checkpoint has no usable chat template
+        or the conversation fills its context; before any work.
+        """
+        check_count("max_new_tokens", max_new_tokens)
+        check_decode_k(decode_k)
+        check_count("n_probe", n_probe)
+        ids = self.apply_chat_template(messages, enable_thinking=enable_thinking)
+        limit = self.config.max_position_embeddings
+        max_new_tokens = room_for_answer(len(ids), max_new_tokens, limit)
+        if importance is None:
+            importance = "none" if decode_k is None else "all_queries"
+        _check_prefill_options(importance=importance, **prefill_options)
+        held = PromptCache() if cache is None else cache
+        return Answer(
+            Reply(self.tokenizer, len(ids)),
+            lambda: held.prefill(self, ids, importance=importance, **prefill_options),
+            max_new_tokens, decode_k=decode_k, sampler=sampler, trace=trace, n_probe=n_probe,
+        )
 
     def _prompt(self, ids: Sequence[int]) -> list[int]:
         checked = check_ids(ids, self.config.vocab_size)
         check_context(len(checked), self.config.max_position_embeddings)
         return checked
+
+
+def _check_prefill_options(
+    kv: str = "f32",
+    importance: str = "all_queries",
+    window: int | None = None,
+    prefill_k: int | None = None,
+    block_size: int = 32,
+) -> None:
+    check_choice("kv", kv, CACHE_DTYPES)
+    check_choice("importance", importance, IMPORTANCE_RULES)
+    check_count("window", window, optional=True)
+    check_count("prefill_k", prefill_k, optional=True)
+    check_count("block_size", block_size)
+    if window is not None and importance != "last_window":
+        raise ValueError('window needs importance="last_window"')

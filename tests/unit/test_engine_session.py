@@ -442,7 +442,7 @@ def test_generate_passes_its_options_on(engine, monkeypatch):
 
     monkeypatch.setattr("course_lib.engine.engine.generate_from", record)
     engine.generate(random_ids(80), 2, decode_k=1, n_probe=3, kv="q8")
-    assert seen == {"n_probe": 3, "count": 2, "decode_k": 1, "kv": "q8"}
+    assert seen == {"sampler": None, "n_probe": 3, "count": 2, "decode_k": 1, "kv": "q8"}
     # A request that cannot fit fails before any work is done.
     monkeypatch.setattr("course_lib.engine.engine.run_prompt", None)
     with pytest.raises(CourseError, match="do not fit"):
