@@ -20,7 +20,7 @@ from course_lib.engine.config import ModelConfig
 from course_lib.engine.conversation import Answer, Reply, room_for_answer
 from course_lib.engine.conversion import Progress, check_kind, load_weights
 from course_lib.engine.generate import GeneratedToken, Generation, generate_from, stream_from
-from course_lib.engine.model import Model
+from course_lib.engine.model import TILE, Model
 from course_lib.engine.prefill import IMPORTANCE_RULES, run_prompt
 from course_lib.engine.prompt_cache import PromptCache
 from course_lib.engine.sampling import Sampler
@@ -96,7 +96,10 @@ class Engine:
         importance: str = "all_queries",
         window: int | None = None,
         prefill_k: int | None = None,
+        prefill_group: int | None = None,
         block_size: int = 32,
+        tile: int = TILE,
+        on_progress: Progress | None = None,
     ) -> Session:
         """Run the prompt `ids`; a Session whose logits are those after its last token.
 
@@ -107,10 +110,15 @@ class Engine:
         256, 256 where that is 0) or "none". It comes from the softmax that prefill computed.
         prefill_k: None for exact attention, else blocks per head and mini-batch of 256 queries
         (only when the prompt is longer than two blocks). Source: engine rule, design of 10-2.
+        prefill_group: with prefill_k, so many tokens share a selection instead of a mini-batch.
+        tile: rows that go through the matrices together, for memory; on compiled kernels it
+        changes no bit. on_progress(done, total) counts tiles, layer after layer.
         Raises CourseError if the prompt is longer than the context or the model's numbers are not
         finite, ValueError for empty or out-of-range ids and for unknown options.
         """
-        _check_prefill_options(kv, importance, window, prefill_k, block_size)
+        _check_prefill_options(
+            kv, importance, window, prefill_k, prefill_group, block_size, tile, on_progress
+        )
         session, hidden = run_prompt(
             self.model,
             self._prompt(ids),
@@ -118,7 +126,10 @@ class Engine:
             importance=importance,
             window=window,
             prefill_k=prefill_k,
+            prefill_group=prefill_group,
             block_size=block_size,
+            tile=tile,
+            on_progress=on_progress,
         )
         session.logits = self.model.logits(hidden[-1])
         return session
@@ -213,12 +224,19 @@ def _check_prefill_options(
     importance: str = "all_queries",
     window: int | None = None,
     prefill_k: int | None = None,
+    prefill_group: int | None = None,
     block_size: int = 32,
+    tile: int = TILE,
+    on_progress: Progress | None = None,
 ) -> None:
     check_choice("kv", kv, CACHE_DTYPES)
     check_choice("importance", importance, IMPORTANCE_RULES)
     check_count("window", window, optional=True)
     check_count("prefill_k", prefill_k, optional=True)
+    check_count("prefill_group", prefill_group, optional=True)
     check_count("block_size", block_size)
+    check_count("tile", tile)
+    if prefill_group is not None and prefill_k is None:
+        raise ValueError("prefill_group needs prefill_k")
     if window is not None and importance != "last_window":
         raise ValueError('window needs importance="last_window"')
