@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from course_lib.engine import Engine, safetensors_file
 from course_lib.engine.config import ModelConfig
-from course_lib.engine.safetensors_source import SafetensorsSource
 from course_lib.engine.conversion import load_weights
+from course_lib.engine.safetensors_source import SafetensorsSource
 from course_lib.errors import CourseError
 from tests.tiny_checkpoint import BASE_CONFIG, random_tensors, write_checkpoint
 
