@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import argparse
 
+from course_lib.errors import CourseError
+
 HELP = "say what this machine has, what is missing and what to do about it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It takes no options."""
+    add = parser.add_argument
+    add("--model", metavar="PATH",
+        help="say instead what this checkpoint (a folder or a .gguf file) needs in memory")
+    add("--context", type=int, metavar="N", help="with so many tokens (default 4096)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line per thing; 1 if something that the course cannot do without is missing."""
+    """Print one line per thing; 1 if something that the course cannot do without is missing, or if
+    the model does not fit."""
+    if args.model is not None:
+        from course_lib.commands import doctor_model
+
+        return doctor_model.report(args.model, args.context)
+    if args.context is not None:
+        raise CourseError("--context belongs to --model: say which checkpoint")
     from course_lib.launcher.machine import findings
 
     found = findings()

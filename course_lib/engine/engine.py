@@ -19,6 +19,7 @@ from course_lib.engine.checks import (
 from course_lib.engine.config import ModelConfig
 from course_lib.engine.conversation import Answer, Reply, room_for_answer
 from course_lib.engine.conversion import Progress, check_kind, load_weights
+from course_lib.engine.fits import require_memory
 from course_lib.engine.generate import GeneratedToken, Generation, generate_from, stream_from
 from course_lib.engine.model import TILE, Model
 from course_lib.engine.prefill import IMPORTANCE_RULES, run_prompt
@@ -27,7 +28,7 @@ from course_lib.engine.sampling import Sampler
 from course_lib.engine.session import Session
 from course_lib.engine.tokenizer import Tokenizer
 from course_lib.engine.weight_cache import Note, cached_weights
-from course_lib.engine.weights import Weights
+from course_lib.engine.weights import Weights, check_tensors
 from course_lib.kvcache import CACHE_DTYPES
 
 
@@ -55,11 +56,13 @@ class Engine:
         Raises CourseError, one sentence that names the file and the remedy, for anything absent,
         damaged, not supported or too large for this machine's memory.
         """
+        check_kind(weights)
         config, source, tokenizer = open_checkpoint(path)
+        check_tensors(source, config)
+        require_memory(config, weights, source.path)
         if weights == "f32":
             loaded = load_weights(source, config, weights, on_progress)
         else:
-            check_kind(weights)
             loaded = cached_weights(source, config, weights, on_progress, on_note)  # type: ignore[arg-type]
         return cls(config, loaded, tokenizer)
 
