@@ -16,7 +16,7 @@ from importlib import import_module
 from course_lib.errors import CourseError
 from course_lib.nearest import nearest
 
-VERBS = ("lab", "start", "day", "needle", "bench", "test", "build", "doctor")
+VERBS = ("lab", "start", "day", "needle", "perplexity", "bench", "grade", "test", "build", "doctor")
 """In reading order; each is a module of course_lib.commands."""
 
 WITHOUT_ENVIRONMENT = ("doctor",)
@@ -30,6 +30,7 @@ exit codes: 0 done; 1 ran, and a test or check failed (or a defect of the course
 ENVIRONMENT = """\
 environment: COURSE_KERNEL=numpy|portable|avx2|avx512|neon|dotprod chooses the kernels (else the
 best that this CPU runs); COURSE_THREADS=N their threads (else one per fast core);
+COURSE_API_KEY is sent to the server of needle --url;
 COURSE_REQUIRE_KERNELS=1 makes kernels that do not compile an error; under XDG_CACHE_HOME lies
 the environment of a read-only checkout"""
 
@@ -37,8 +38,8 @@ the environment of a read-only checkout"""
 
 def usage() -> str:
     lines = ["usage: ./course VERB [options]     (./course VERB --help for its options)", ""]
-    lines += [f"  {name:9}{help_of(name)}" for name in VERBS]
-    lines += [f"  {'help':9}this text", "", EXIT_CODES, "", ENVIRONMENT]
+    lines += [f"  {name:11}{help_of(name)}" for name in VERBS]
+    lines += [f"  {'help':11}this text", "", EXIT_CODES, "", ENVIRONMENT]
     return "\n".join(lines)
 
 
@@ -55,7 +56,8 @@ def help_of(verb: str) -> str:
 def without_environment(argv: list[str]) -> int | None:
     """Run what needs no environment (help, a wrong verb, doctor) and return its exit code; None
     for every other command."""
-    if argv and argv[0] in VERBS and argv[0] not in WITHOUT_ENVIRONMENT:
+    about_a_model = any(word.split("=", 1)[0] == "--model" for word in argv)
+    if argv and argv[0] in VERBS and (argv[0] not in WITHOUT_ENVIRONMENT or about_a_model):
         return None
     return main(argv)
 

@@ -98,6 +98,8 @@ SUITES = (
     Suite("notebook", "tests/notebook", folder("notebook")),
     Suite("nbval", "every notebook's outputs", nbval),
     Suite("grading", "tests/grading", folder("grading")),
+    Suite("submissions", "tests/submissions: a folder of work, honest and hostile, graded",
+          folder("submissions"), "full"),
     Suite("builds", "tests/builds: the kernels by other compilers", folder("builds"), "full"),
     Suite("nbval-numpy", "every notebook's outputs on NumPy", lambda: nbval("numpy"), "full"),
     Suite("oracle-torch", "tests/oracle against torch, in .venv-oracle", oracle_torch, "full"),

@@ -56,16 +56,16 @@ def _end_to_end_cases() -> list[Case]:
 
 EXERCISES = [
     Exercise("d10.a1", function="decode_cost", cases=_decode_cost_cases,
-             replaces=("course_lib.lab.decode_cost.decode_cost",)),
+             replaces=("course_lib.lab.decode_cost.decode_cost",), seconds=3.0),
     Reading("d10.b1", parts=("decode_gate", "asked_in", "prefill_gate", "first_n_k1",
                              "first_n_k32", "break_even_k16")),
     Exercise("d10.a2", function="select_blocks", cases=_select_blocks_cases,
              replaces=("course_lib.sparse.select_heads", "course_lib.sparse.select_from_scores",
-                       "course_lib.sparse.select_blocks")),
+                       "course_lib.sparse.select_blocks"), seconds=3.0),
     Reading("d10.b2", parts=("probe", "importance", "top_k", "recency", "ties",
                              "only_probe_blocks", "budget_k1", "budget_k32")),
     Exercise("d10.a3", function="end_to_end_change", cases=_end_to_end_cases,
-             replaces=("course_lib.lab.decode_cost.end_to_end_change",)),
+             replaces=("course_lib.lab.decode_cost.end_to_end_change",), seconds=3.0),
     Reading("d10.b3", parts=("reads_all_anyway", "first_token", "evaluation", "same_blocks",
                              "probe_is_cheap", "tail_block", "no_probe_at_k1", "always_recent")),
 ]

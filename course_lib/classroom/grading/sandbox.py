@@ -1,0 +1,242 @@
+"""One answer to one exercise in a sandbox of its own: bubblewrap, resource limits, a clean view.
+
+Inside are the system's libraries, this Python, its packages and a copy of course_lib without the
+functions that the exercise asks for; outside stay the hidden cases, the other submissions, the
+network and everything else. Without bubblewrap nothing is run.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from course_lib.classroom.grading.inside import GRACE
+from course_lib.classroom.grading.wire import MAX_BYTES, WireError, decode, encode
+from course_lib.errors import CourseError
+
+PROCESSES = 24
+MEMORY = 2 * 2**30
+FILE_SIZE = 16 * 2**20
+START_SECONDS = 60.0
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/ld.so.conf",
+          "/etc/ld.so.conf.d")
+COURSE = "/course"
+FIRST_FREE_ID = 1_900_000_000
+"""No account has ids from here on; each sandbox gets one of its own, since the limit of processes
+counts all of one user's."""
+
+BOOT = ("import sys; sys.path.insert(0, {course!r}); "
+        "from course_lib.classroom.grading import inside; inside.main(alone={alone})")
+
+
+def require_bubblewrap() -> str:
+    """Return the path of bubblewrap after a trial; CourseError with the remedy where it is absent
+    or not allowed to make namespaces."""
+    program = shutil.which("bwrap")
+    if program is None:
+        raise CourseError(
+            "grading runs answers in bubblewrap, which is not installed: sudo apt install "
+            "bubblewrap (or, for submissions that you trust, --allow-unsandboxed)."
+        )
+    problem = _trial(program)
+    if problem:
+        raise CourseError(
+            f"bubblewrap cannot make a sandbox here ({problem}): allow user namespaces (sudo "
+            "sysctl kernel.unprivileged_userns_clone=1, or kernel."
+            "apparmor_restrict_unprivileged_userns=0), or run as root."
+        )
+    return program
+
+
+@functools.cache
+def _trial(program: str) -> str:
+    """What bubblewrap says when it cannot do what every sandbox asks for; empty where it can."""
+    try:
+        done = subprocess.run([*command(program, None), "/usr/bin/true"], capture_output=True,
+                              text=True, timeout=START_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else " ".join(done.stderr.split()) or "no reason given"
+
+
+def command(program: str, library: Path | None) -> list[str]:
+    """The words in front of the command that runs inside; `library`: the folder that holds the
+    copy of course_lib."""
+    words = [program, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
+             "--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "sandbox"]
+    if os.geteuid() != 0:
+        words += ["--unshare-user"]
+    for place in SYSTEM:
+        words += ["--ro-bind-try", place, place]
+    for folder in python_folders():
+        # Folders on the way are made for bubblewrap's own user alone unless they are asked for.
+        for parent in reversed(Path(folder).parents[:-1]):
+            words += ["--perms", "0755", "--dir", str(parent)]
+        words += ["--ro-bind", folder, folder]
+    if library is not None:
+        words += ["--ro-bind", str(library), COURSE]
+    words += ["--proc", "/proc", "--dev", "/dev", "--dir", "/etc",
+              *sized_tmpfs(program, "/work"), "--chdir", "/work", "--clearenv"]
+    for name, value in environment().items():
+        words += ["--setenv", name, value]
+    words += ["--"]
+    if os.geteuid() == 0:
+        own = str(FIRST_FREE_ID + os.getpid() % 100_000_000)
+        words += [shutil.which("setpriv") or "/usr/bin/setpriv", "--reuid", own, "--regid", own,
+                  "--clear-groups", "--no-new-privs"]
+    return words
+
+
+def python_folders() -> list[str]:
+    """What this Python needs of the file system beyond the system's own folders."""
+    wanted = dict.fromkeys(os.path.realpath(path) for path in (sys.base_prefix, sys.prefix))
+    return [path for path in wanted if not path.startswith("/usr/") and path != "/usr"]
+
+
+@functools.cache
+def _options(program: str) -> str:
+    return subprocess.run([program, "--help"], capture_output=True, text=True).stdout
+
+
+def sized_tmpfs(program: str, place: str) -> list[str]:
+    """A writable folder of limited size; none that an answer could write to where this bubblewrap
+    cannot limit it."""
+    if "--size" not in _options(program):
+        return ["--dir", place]
+    return ["--perms", "0777", "--size", str(FILE_SIZE), "--tmpfs", place]
+
+
+def environment() -> dict[str, str]:
+    """Everything that the inside knows of the outside's environment."""
+    return {"PATH": "/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8", "COURSE_KERNEL": "numpy",
+            "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+
+
+def _limit() -> None:
+    """In the new process, before bubblewrap: what neither it nor what it starts may exceed."""
+    held = 0
+    if os.geteuid() != 0:  # old kernels count all processes of the user, wherever they are
+        held = _processes_of(os.geteuid())
+    resource.setrlimit(resource.RLIMIT_NPROC, (held + PROCESSES, held + PROCESSES))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, FILE_SIZE))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+
+def _processes_of(user: int) -> int:
+    count = 0
+    for name in os.listdir("/proc"):
+        try:
+            count += name.isdigit() and os.stat(f"/proc/{name}").st_uid == user
+        except OSError:
+            pass
+    return count
+
+
+class Sandbox:
+    """A running sandbox for one answer; a context manager.
+
+    `library` is a folder made by ``taken_away.write_library``; `item` the exercise's id; `sources`
+    the cells to run in order, `function` the name that they define. With `unsandboxed` the answer
+    runs as the grader's own user, with the limits but without the walls. CourseError where
+    bubblewrap does not start.
+    """
+
+    def __init__(self, library: Path, item: str, sources: Sequence[str], function: str,
+                 unsandboxed: bool = False):
+        self._folder = tempfile.TemporaryDirectory() if unsandboxed else None
+        words = [] if unsandboxed else command(require_bubblewrap(), library)
+        course = str(library) if unsandboxed else COURSE
+        python = os.path.join(sys.prefix, "bin", os.path.basename(sys.executable))
+        self._process = subprocess.Popen(
+            [*words, python, "-I", "-B", "-c", BOOT.format(course=course, alone=not unsandboxed)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            preexec_fn=_limit, start_new_session=True,
+            cwd=self._folder.name if self._folder else "/",
+            env=environment() if unsandboxed else None)
+        self._send({"item": item, "sources": list(sources), "function": function})
+        first = self._receive(START_SECONDS)
+        if first != {"ready": True}:
+            self.close()
+            raise CourseError(f"the sandbox does not start Python ({python}): try "
+                              f"./course doctor; it ended with {self._process.returncode}.")
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Run one case; how it ended, as ``inside`` reports it: "end" is "value", "error",
+        "timeout", "crash", "too_large", "uses_reference" or "foreign" (bytes of nobody's)."""
+        self._send({"args": list(args), "kwargs": dict(kwargs)})
+        found = self._receive(seconds + GRACE + 10)
+        if found is None:
+            return {"end": "crash"}
+        return found if isinstance(found, dict) and "end" in found else {"end": "foreign"}
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        body = encode(message)
+        try:
+            self._process.stdin.write(len(body).to_bytes(8, "little") + body)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the answer has ended its own sandbox; _receive says so
+
+    def _receive(self, seconds: float) -> Any:
+        """The next message; None where the sandbox is gone or too slow, {} for one not readable."""
+        until = time.monotonic() + seconds
+        head = self._read(8, until)
+        size = int.from_bytes(head, "little")
+        if len(head) < 8 or size > MAX_BYTES:
+            return None
+        body = self._read(size, until)
+        if len(body) < size:
+            return None
+        try:
+            return decode(body)
+        except WireError:
+            return {}
+
+    def _read(self, size: int, until: float) -> bytes:
+        assert self._process.stdout is not None
+        pipe, parts = self._process.stdout.fileno(), b""
+        while len(parts) < size:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                break
+            part = os.read(pipe, min(size - len(parts), 2**20))
+            if not part:
+                break
+            parts += part
+        return parts
+
+    def close(self) -> None:
+        """End everything inside: with bubblewrap's first process the whole namespace goes."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    pass
+        self._process.wait()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,115 @@
+"""``./course grade``: from a folder of submissions to marks and feedback."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from course_lib.errors import CourseError
+
+if TYPE_CHECKING:
+    from course_lib.classroom.grading.submission_marks import ItemMark
+
+HELP = "grade submissions in a sandbox: tables of marks, feedback for every student"
+BANNER = """\
+*** --allow-unsandboxed: the submissions run with your own rights on this machine. ***
+*** They can read and delete your files. Use it for work that you trust only.      ***"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``./course grade``."""
+    verbs = parser.add_subparsers(dest="action", required=True, metavar="run")
+    run_ = verbs.add_parser("run", help="grade a folder of submissions")
+    run_.add_argument("submissions", type=Path, help="folder with STUDENT/day10*.ipynb, "
+                      "STUDENT_day10*.ipynb or zips of them")
+    run_.add_argument("-o", "--output", type=Path, required=True, metavar="DIR",
+                      help="folder for grades.csv, totals.csv and feedback/")
+    run_.add_argument("--jobs", type=jobs, default=1, metavar="N",
+                      help="submissions graded at the same time (default 1)")
+    run_.add_argument("--allow-unsandboxed", action="store_true",
+                      help="without bubblewrap, for submissions that you trust")
+
+
+def jobs(text: str) -> int:
+    """A number of jobs."""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 64):
+        raise argparse.ArgumentTypeError(f"must be a number from 1 to 64, not {text!r}")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Grade, write, and say how it went; 130 after Ctrl-C, with what was done kept."""
+    # NumPy's own threads are of no use beside other submissions; they are read when it is loaded.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from course_lib.classroom.grading import batch
+    from course_lib.classroom.grading.submissions import find_submissions
+
+    found = find_submissions(args.submissions)
+    for name in found.unrecognised:
+        print(f"not recognised, left out: {name}", file=sys.stderr)
+    if not found.submissions:
+        raise CourseError(f"grade: {args.submissions} holds no notebook of a known name; name them "
+                          "STUDENT/day10_….ipynb or STUDENT_day10.ipynb.")
+    if args.allow_unsandboxed:
+        print(BANNER, file=sys.stderr)
+    try:
+        args.output.mkdir(parents=True, exist_ok=True)
+        tasks = batch.tasks_of(found, args.output, args.allow_unsandboxed)
+        if not _graded(batch, tasks, args):
+            return 130
+        marks = batch.all_marks(found, tasks)
+        batch.write_results(args.output, marks, {})
+    except OSError as error:
+        raise CourseError(f"grade: cannot write to {args.output} ({error.strerror}); free or "
+                          "unlock it and run again, what is done is kept.") from None
+    _summary(marks, args.output)
+    return 0
+
+
+def _graded(batch: Any, tasks: Sequence[Any], args: argparse.Namespace) -> bool:
+    """Run the tasks under a bar; False after Ctrl-C."""
+    from tqdm import tqdm
+
+    done = 0
+    bar = tqdm(total=len(tasks), unit="notebook", file=sys.stderr,
+               disable=not sys.stderr.isatty())
+
+    def finished(task: Any, marks: list[ItemMark]) -> None:
+        nonlocal done
+        done += 1
+        bar.update()
+        points, most = sum(m.auto for m in marks), sum(m.max for m in marks)
+        tqdm.write(f"{task.submission.student}  day {task.submission.day}  {points}/{most}",
+                   file=sys.stdout)
+
+    try:
+        with bar:
+            batch.grade(tasks, args.jobs, args.allow_unsandboxed, finished)
+    except KeyboardInterrupt:
+        print(f"course: interrupted; {done} of {len(tasks)} notebooks are kept, run again to go on",
+              file=sys.stderr)
+        return False
+    return True
+
+
+def _summary(marks: Sequence[ItemMark], out: Path) -> None:
+    """Counts per status, and the items with the smallest share of their points."""
+    print()
+    for status, count in sorted(Counter(m.status for m in marks).items()):
+        print(f"{count:6}  {status}")
+    flags = Counter(flag for m in marks for flag in m.flags)
+    for flag, count in sorted(flags.items()):
+        print(f"{count:6}  [{flag}]")
+    code = [m for m in marks if m.kind == "A" and m.status != "unreadable"]
+    share = {item: sum(m.auto for m in code if m.item == item)
+             / sum(m.max for m in code if m.item == item)
+             for item in dict.fromkeys(m.item for m in code)}
+    hardest = sorted(share, key=lambda item: (share[item], item))[:3]
+    if hardest:
+        print("hardest: " + ", ".join(f"{item} ({share[item]:.0%})" for item in hardest))
+    print(f"written: {out}/grades.csv, totals.csv, feedback/")

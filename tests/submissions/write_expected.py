@@ -1,0 +1,17 @@
+"""Write ``grades.csv`` anew from a graded folder: ``write_expected.py OUT/grades.csv``; read the
+difference before it is committed."""
+
+import csv
+import io
+import sys
+from pathlib import Path
+
+from folder_of_submissions import GOLDEN
+
+found = list(csv.DictReader(io.StringIO(Path(sys.argv[1]).read_text(encoding="utf-8-sig"))))
+names = [name for name in found[0] if name != "sha256"]
+out = io.StringIO()
+writer = csv.DictWriter(out, names, lineterminator="\n", extrasaction="ignore")
+writer.writeheader()
+writer.writerows(found)
+GOLDEN.write_text(out.getvalue(), encoding="utf-8")

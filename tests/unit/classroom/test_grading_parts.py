@@ -1,0 +1,474 @@
+"""The parts of grading that run nothing: finding, taking apart, marking, writing down."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import zipfile
+from contextlib import nullcontext
+from pathlib import PurePosixPath
+
+import nbformat
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lib.classroom import sealed
+from course_lib.classroom.exercises import Case, Exercise, Reading
+from course_lib.classroom.grading import batch, feedback, tables
+from course_lib.classroom.grading.handed_in import (
+    HandedIn,
+    defined,
+    read_notebook,
+    take_apart,
+)
+from course_lib.classroom.grading.marking import (
+    auto_points,
+    evidence_of,
+    mark_code,
+    mark_reading,
+)
+from course_lib.classroom.grading.program import program_of
+from course_lib.classroom.grading.submission_marks import ItemMark
+from course_lib.classroom.grading.submissions import MAX_NOTEBOOK, find_submissions, place_of
+from course_lib.classroom.grading.tables import HumanMark
+from course_lib.classroom.grading.taken_away import without, write_library
+from course_lib.classroom.hidden import Group
+from course_lib.errors import CourseError
+
+# Finding
+
+
+def test_every_way_to_hand_in(tmp_path):
+    (tmp_path / "ann" / "sub").mkdir(parents=True)
+    (tmp_path / "ann" / "day10_x.ipynb").write_bytes(b"1")
+    (tmp_path / "ann" / "sub" / "Day09.IPYNB").write_bytes(b"2")
+    (tmp_path / "bo_b_day10.ipynb").write_bytes(b"3")
+    (tmp_path / "ann" / "notes.md").write_bytes(b"")
+    (tmp_path / "day10.ipynb").write_bytes(b"")
+    (tmp_path / "ann" / ".ipynb_checkpoints").mkdir()
+    (tmp_path / "ann" / ".ipynb_checkpoints" / "day10-checkpoint.ipynb").write_bytes(b"old")
+    with zipfile.ZipFile(tmp_path / "cy.zip", "w") as file:
+        file.writestr("hand-in/day10.ipynb", b"4")
+        file.writestr("__MACOSX/hand-in/._day10.ipynb", b"")
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
+        file.writestr("dee/day10.ipynb", b"5")
+        file.writestr("eve/day10.ipynb", b"6")
+        file.writestr("../../fay_day10.ipynb", b"7")
+    with zipfile.ZipFile(tmp_path / "gus_day09.zip", "w") as file:
+        file.writestr("day09.ipynb", b"8")
+    (tmp_path / "bad.zip").write_bytes(b"PK")
+    found = find_submissions(tmp_path)
+    assert [(s.student, s.day, s.content) for s in found.submissions] == [
+        ("ann", 9, b"2"), ("ann", 10, b"1"), ("bo_b", 10, b"3"), ("cy", 10, b"4"),
+        ("dee", 10, b"5"), ("eve", 10, b"6"), ("fay", 10, b"7"), ("gus", 9, b"8")]
+    assert found.unrecognised == ["ann/notes.md", "bad.zip (no readable zip)", "day10.ipynb"]
+
+
+def test_links_and_large_files_are_not_read(tmp_path):
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann" / "day10.ipynb").symlink_to("/etc/passwd")
+    with open(tmp_path / "bob_day10.ipynb", "wb") as file:
+        file.truncate(MAX_NOTEBOOK + 1)
+    found = find_submissions(tmp_path)
+    assert found.unrecognised == ["ann/day10.ipynb (a link)"]
+    assert [(s.content, s.problem) for s in found.submissions] == [(None, "larger than 30 MB")]
+
+
+def test_a_zip_that_unpacks_to_too_much(tmp_path):
+    with zipfile.ZipFile(tmp_path / "ann.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("day10.ipynb", bytes(MAX_NOTEBOOK + 1))
+    (submission,) = find_submissions(tmp_path).submissions
+    assert (submission.content, submission.problem) == (None, "larger than 30 MB")
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(CourseError, match="is no folder"):
+        find_submissions(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name, place", {
+    "a/day10.ipynb": ("a", 10), "a/b/day09_q8 (1).ipynb": ("a", 9), "x_day10_y.ipynb": ("x", 10),
+    "day10.ipynb": None, "a/day1.ipynb": None, "a/day100.ipynb": None, "a/mday10.ipynb": None,
+    "a/day10.py": None, "a/x_day10.ipynb": None, "e\u0301/day10.ipynb": ("\u00e9", 10),
+    "a\nb_day10.ipynb": ("a?b", 10),
+}.items())
+def test_whose_and_which_day(name, place):
+    assert place_of(PurePosixPath(name)) == place
+
+
+# Taking apart
+
+ITEMS = [Exercise("d99.a1", "f", list), Reading("d99.b1", ("where", "how_many"))]
+
+
+def code(source, role=None, item="d99.a1"):
+    made = nbformat.v4.new_code_cell(source)
+    if role:
+        made.metadata["course"] = {"id": item, "role": role, "points": 4}
+    return made
+
+
+def text(source, role=None, item="d99.b1"):
+    made = nbformat.v4.new_markdown_cell(source)
+    if role:
+        made.metadata["course"] = {"id": item, "role": role, "points": 3}
+    return made
+
+
+STUB = "# EXERCISE d99.a1\ndef f(x):\n    raise NotImplementedError(\"d99.a1\")"
+EMPTY = "# EVIDENCE d99.b1\nd99_b1 = {\"where\": \"\", \"how_many\": None}"
+RIGHT = "# EXERCISE d99.a1\ndef f(x):\n    return x + g()"
+
+
+def ours():
+    return nbformat.v4.new_notebook(cells=[
+        code("import numpy as np\nfrom math import sqrt, pi"), text("# Day 99"),
+        code("def g():\n    return 1", "given"), code(STUB, "answer"),
+        code("check(\"d99.a1\", f)", "check"),
+        text("<!-- ANSWER d99.b1 -->\nAnswer: …\n\nEvidence: path:first-last", "answer"),
+        code(EMPTY, "evidence", "d99.b1"),
+    ])
+
+
+def answered(change):
+    book = ours()
+    change(book.cells)
+    return take_apart(read_notebook(json.dumps(book).encode()), ours(), ITEMS)
+
+
+def test_the_notebook_as_handed_out():
+    found = answered(lambda cells: None)
+    assert found["d99.a1"] == HandedIn(STUB)
+    assert found["d99.b1"].evidence == EMPTY
+
+
+def put(cells, source):
+    cells[3].source = source
+
+
+def test_helpers_above_the_answer_come_along_and_others_do_not():
+    def change(cells):
+        put(cells, RIGHT)
+        cells[3:3] = [text("my note"), code("h = 2"), code("")]
+        cells.append(code("late = 1"))
+
+    assert answered(change)["d99.a1"].helpers == ("h = 2",)
+
+
+@pytest.mark.parametrize("lose", ["metadata", "marker", "both"])
+def test_an_answer_is_found_by_metadata_or_by_its_marker(lose):
+    def change(cells):
+        put(cells, RIGHT if lose == "metadata" else RIGHT.partition("\n")[2])
+        if lose != "marker":
+            cells[3].metadata = {}
+
+    found = answered(change)["d99.a1"]
+    assert (found.answer is None) == (lose == "both")
+
+
+def test_the_last_that_defines_the_function_counts():
+    def change(cells):
+        put(cells, RIGHT)
+        for source in ("# EXERCISE d99.a1\nf(3)", STUB):
+            copied = copy.deepcopy(cells[3])
+            copied.source = source
+            cells.insert(4, copied)
+
+    found = answered(change)["d99.a1"]
+    assert found.answer == RIGHT and found.flags == ("duplicate_cell",)
+
+
+def test_a_copied_cell_belongs_to_the_exercise_that_it_names():
+    def change(cells):
+        cells[3].metadata["course"]["id"] = "d99.a2"
+
+    assert answered(change)["d99.a1"].answer == STUB
+
+
+@pytest.mark.parametrize("place", [2, 4])
+def test_changed_or_removed_given_cells_are_flagged(place):
+    def edit(cells):
+        cells[place].source += " "  # blank space at the end is no change
+        cells[place].source = cells[place].source.replace("g", "G").replace("f)", "F)")
+
+    assert answered(edit)["d99.a1"].flags == ("changed_given_code",)
+    assert answered(lambda cells: cells.pop(place))["d99.a1"].flags == ("changed_given_code",)
+
+
+def as_saved_elsewhere(book):
+    raw = json.loads(json.dumps(book))
+    for cell in raw["cells"]:
+        cell["source"] = cell["source"].splitlines(keepends=True)
+        cell.pop("id", None)
+    raw["nbformat_minor"] = 2
+    return ("\ufeff" + json.dumps(raw, indent=4)).replace("\n", "\r\n").encode()
+
+
+def test_other_editors_files_are_read():
+    book = ours()
+    put(book.cells, RIGHT)
+    found = take_apart(read_notebook(as_saved_elsewhere(book)), ours(), ITEMS)
+    assert found["d99.a1"] == HandedIn(RIGHT)
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"{", b"[]", b"1", b'{"cells": 1}', b'{"nbformat": 4}', b"\xff\xfe", b"[" * 10**5,
+    b'{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [1]}',
+    b'{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"source": 5}]}',
+])
+def test_what_is_no_notebook(content):
+    with pytest.raises(CourseError, match="notebook"):
+        read_notebook(content)
+
+
+@given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 40))
+def test_damaged_notebooks_are_read_or_refused(noise, at, cut):
+    content = json.dumps(ours()).encode()
+    content = content[:at] + noise + content[at + cut:]
+    try:
+        take_apart(read_notebook(content), ours(), ITEMS)
+    except CourseError:
+        pass
+
+
+def test_defined_names():
+    assert defined("import x\nf = g = 1\ndef h(): pass\nclass K: pass") == {"f", "g", "h", "K"}
+    assert defined("def f(:") == set()
+
+
+# The program
+
+SOLUTIONS = '''
+import numpy as np
+def _help(x): return x
+def other(x): return _help(np.abs(x))
+def f(x): return secret
+'''
+
+
+def test_the_program_holds_ours_around_the_answer():
+    items = [*ITEMS, Exercise("d99.a2", "other", list)]
+    handed = HandedIn("def f(x):\n    return other(x) + sqrt(x)", ("h = np.pi",))
+    program = program_of(items[0], handed, ours(), items, SOLUTIONS)
+    assert program[0] == "import numpy as np\nfrom math import sqrt"
+    assert program[1] == "def g():\n    return 1"
+    assert program[-2:] == ["h = np.pi", handed.answer]
+    assert "def other" in "".join(program) and "def _help" in "".join(program)
+    assert "secret" not in "".join(program)
+
+
+def test_an_own_function_of_that_name_is_not_replaced():
+    items = [*ITEMS, Exercise("d99.a2", "other", list)]
+    handed = HandedIn("def other(x): return 1\ndef f(x): return other(x)")
+    assert "_help" not in "".join(program_of(items[0], handed, ours(), items, SOLUTIONS))
+
+
+# The library without what is asked for
+
+
+def test_a_function_is_taken_away_with_its_text(tmp_path):
+    names = "course_lib.sparse.select_blocks", "course_lib.kvcache.KVCache.append"
+    write_library(tmp_path, names)
+    sparse = (tmp_path / "course_lib" / "sparse.py").read_text()
+    assert "def select_blocks(q" in sparse and "note('select_blocks')" in sparse
+    assert "Choose the blocks that one query head reads" not in sparse
+    assert "note('KVCache.append')" in (tmp_path / "course_lib" / "kvcache.py").read_text()
+    assert compile(sparse, "sparse.py", "exec")
+
+
+@pytest.mark.parametrize("name", ["course_lib.sparse.nothing", "course_lib.nowhere.f", "os.system",
+                                  "course_lib.kvcache.KVCache"])
+def test_names_that_are_no_function(name, tmp_path):
+    with pytest.raises(CourseError):
+        write_library(tmp_path, (name,))
+
+
+def test_only_the_named_function_is_emptied():
+    made = without("def a():\n    return 1\ndef b():\n    return 2\n", [["a"]], "x.py")
+    scope: dict = {}
+    exec(made, scope)
+    assert scope["b"]() == 2 and "return 1" not in made
+
+
+# Marking
+
+ITEM = Exercise("d99.a1", "f", list, seconds=1.0)
+GROUPS = [Group("one", 3, "Mind the sign.", [Case("a", (1,), expect=2), Case("b", (2,), expect=4)]),
+          Group("two", 2, "Refuse what is negative.", [Case("c", (-1,), raises=ValueError)])]
+
+
+class Fake:
+    """A sandbox that answers from a list and counts what it was asked."""
+
+    def __init__(self, *ends):
+        self.ends, self.asked = list(ends), 0
+
+    def run(self, args, kwargs, seconds):
+        self.asked += 1
+        return self.ends.pop(0)
+
+
+def value(x, **more):
+    return {"end": "value", "value": x, "mutated": False, **more}
+
+
+def error(*kinds, stage="call", text=""):
+    return {"end": "error", "kinds": [*kinds, "Exception"], "stage": stage, "text": text}
+
+
+NO = error("ValueError")
+STUBBED = error("NotImplementedError", text="d99.a1")
+
+
+@pytest.mark.parametrize("ends, status, points, asked", [
+    ([value(2), value(4), NO], "ok", 5, 3),
+    ([value(2), value(5), NO], "partial", 2, 3),
+    ([value(2), value(4), error("KeyError")], "partial", 3, 3),
+    ([value(2), value(4), error("MyError", "ValueError")], "ok", 5, 3),
+    ([value(2), value(4), value(None)], "partial", 3, 3),
+    ([value(2), value(4, mutated=True), NO], "partial", 2, 3),
+    ([value(0), value(0), value(0)], "failed", 0, 3),
+    ([error("KeyError")] * 3, "error:KeyError", 0, 3),
+    ([error("KeyError"), error("TypeError"), value(0)], "failed", 0, 3),
+    ([error("SyntaxError", stage="define")], "error:SyntaxError", 0, 1),
+    ([error("ValueError", stage="define")], "error:ValueError", 0, 1),
+    ([error("<b>=X!")] * 3, "error:bX", 0, 3),
+    ([STUBBED] * 3, "not_attempted", 0, 3),
+    ([value(2), STUBBED, NO], "partial", 2, 3),
+    ([{"end": "timeout"}], "timeout", 0, 1),
+    ([value(2), value(4), {"end": "timeout"}], "partial", 3, 3),
+    ([{"end": "crash"}] * 3, "crash", 0, 3),
+    ([{"end": "foreign"}, value(0), value(0)], "crash", 0, 3),
+    ([value(2), value(4), {"end": "uses_reference", "names": ["f"]}], "uses_reference", 0, 3),
+    ([{"end": "value", "value": np.array(2), "mutated": False}, value(4), NO], "partial", 2, 3),
+])
+def test_the_mark_of_a_code_answer(ends, status, points, asked):
+    sandbox = Fake(*ends)
+    marked = mark_code(ITEM, HandedIn(RIGHT), STUB, GROUPS, lambda: nullcontext(sandbox))
+    assert (marked.status, marked.auto, marked.possible) == (status, points, 5)
+    assert sandbox.asked == asked
+    assert ("Mind the sign." in marked.messages) == (points in (0, 2) and status not in (
+        "uses_reference", "not_attempted"))
+
+
+def never():
+    raise AssertionError("this needs no sandbox")
+
+
+def test_nothing_runs_for_a_stub_or_a_missing_cell():
+    stub = mark_code(ITEM, HandedIn(STUB + "  \n"), STUB, GROUPS, never)
+    assert stub.status == "not_attempted"
+    assert mark_code(ITEM, HandedIn(None), STUB, GROUPS, never).status == "missing_cell"
+
+
+READING = Reading("d99.b1", ("one", "two", "three", "four"))
+TRUTH = {"one": 1, "two": 2, "three": 3, "four": "yes"}
+ASKED = "<!-- ANSWER d99.b1 -->\nAnswer: {}\n\nEvidence: course_lib/sparse.py:1-2"
+
+
+@pytest.fixture
+def sealed_truth(monkeypatch):
+    found = {part: sealed.seal("d99.b1", part, truth) for part, truth in TRUTH.items()}
+    monkeypatch.setattr(sealed, "load", {"d99.b1": found}.__getitem__)
+
+
+@pytest.mark.parametrize("answer, evidence, status, auto", [
+    ("…", "d = {'one': ''}", "not_attempted", 0),
+    ("…", "d = {'one': None, 'two': []}", "not_attempted", 0),
+    ("The gate.", "d = {'one': ''}", "to_review", 0),
+    ("…", "d = {'one': 2, 'two': 1}", "failed", 0),
+    ("…", "d = {'one': 1, 'two': 1}", "failed", 0),
+    ("…", "d = {'one': 1, 'two': 2}", "partial", 1),
+    ("…", f"d = {TRUTH}", "partial", 2),
+    ("Because.", f"d = {TRUTH}", "to_review", 2),
+    ("Because.", "import os", "to_review", 0),
+    ("…", "d = __import__('os').environ", "failed", 0),
+])
+def test_the_mark_of_a_reading(answer, evidence, status, auto, sealed_truth):
+    handed = HandedIn(ASKED.format(answer), evidence=evidence)
+    marked = mark_reading(READING, handed, "", 3)
+    assert (marked.status, marked.auto, marked.possible) == (status, auto, 3)
+    assert (marked.auto == 2) == (not marked.messages) or status == "not_attempted"
+
+
+@pytest.mark.parametrize("points, auto", [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_parts_earn_half_of_the_points_rounded_up(points, auto):
+    assert auto_points(READING, points) == auto
+    assert auto_points(Reading("d99.b2"), points) == 0
+
+
+def test_a_reading_without_cells():
+    assert mark_reading(READING, HandedIn(None), "", 3).status == "missing_cell"
+
+
+@pytest.mark.parametrize("source, expected", {
+    "x = {'a': 1}": {"a": 1}, "x = {'a': -1.5}": {"a": -1.5}, "x = {'a': open('f')}": None,
+    "x = [1]": None, "": None, None: None, "x = {1: 2}": None, "x = {": None,
+    "x = {'a': 1}\ny = {'b': 2}": {"b": 2},
+}.items())
+def test_evidence_is_a_literal(source, expected):
+    assert evidence_of(source) == expected
+
+
+# Writing down
+
+
+def mark(student="ann", item="d10.a1", status="ok", auto=5, **more):
+    return ItemMark(student, 10, item, item[4].upper(), status, auto, 5, more.get("messages", ()),
+                    more.get("flags", ()), "ab")
+
+
+def test_tables_are_sorted_and_harmless():
+    marks = [mark("=2+2"), mark("bob", "d10.b1", "to_review", 2), mark("bob", "d10.a1")]
+    human = {("bob", "d10.b1"): HumanMark(1.5, "good", "x")}
+    text = tables.grades_csv(marks, human)
+    assert text.startswith("\ufeff" + ",".join(tables.COLUMNS) + "\n'=2+2")
+    rows = list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"))))
+    assert [(r["student"], r["item"], r["manual"]) for r in rows] == [
+        ("'=2+2", "d10.a1", ""), ("bob", "d10.a1", ""), ("bob", "d10.b1", "1.5")]
+    total = list(csv.DictReader(io.StringIO(tables.totals_csv(marks, human)[1:])))
+    assert total[1] == {"student": "bob", "day10": "8.5", "points": "8.5", "max": "10",
+                        "to_review": "0"}
+    assert tables.totals_csv(marks, {}).splitlines()[2] == "bob,7,7,10,1"
+
+
+@given(st.text())
+def test_no_cell_is_a_formula(cell):
+    (line,) = csv.reader(io.StringIO(tables.table(("a",), [(cell, )])[1:].partition("\n")[2],
+                                     newline=""))
+    assert line == [] or not line[0].startswith(("=", "+", "-", "@"))
+
+
+def test_feedback_escapes_what_others_wrote():
+    marks = [mark("<b>&", status="error:Oops", auto=0, messages=("Mind [the] <sign>.",),
+                  flags=("duplicate_cell",))]
+    page, text = feedback.page(marks, {}), feedback.markdown(marks, {})
+    assert "<b>" not in page and "&lt;sign&gt;" in page and "It raised oops" in page
+    assert "\\<b\\>" in text and "0 of 5 points" in text and "more than once" in text
+
+
+@given(st.lists(st.text(max_size=90), unique=True, max_size=6))
+def test_folder_names_differ_and_lead_nowhere(students):
+    names = batch.folder_names(students)
+    assert len({name.casefold() for name in names.values()}) == len(students)
+    for name in names.values():
+        assert name not in ("", ".", "..") and "/" not in name and "\0" not in name
+        assert len(name.encode()) <= 255
+
+
+def test_plain_names_stay():
+    assert batch.folder_names(["ann", "王小明", "a b"]) == {
+        "ann": "ann", "王小明": "王小明", "a b": "a b"}
+
+
+def test_kept_marks_come_back_and_damage_is_no_mark(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps([mark(messages=("a",), flags=("b",)).as_json()]))
+    assert batch.read_kept(path) == [mark(messages=("a",), flags=("b",))]
+    for damage in ("", "[", "{}", "[1]", '[{"student": "a"}]', "null"):
+        path.write_text(damage)
+        assert not batch.read_kept(path)
