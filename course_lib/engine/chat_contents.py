@@ -110,6 +110,13 @@ def checked(messages: Messages) -> list[tuple[str, str]]:
                 f"messages[{index}] has a content that is not a str, and no list of parts like "
                 '{"type": "text", "text": "Hello"}'
             )
+        try:
+            content.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"messages[{index}] holds a lone surrogate at character {error.start}: remove it "
+                "or decode the text as UTF-8"
+            ) from None
         found.append((message["role"], content))
     return found
 

@@ -20,10 +20,11 @@ Progress = Callable[[int, int], None]
 class PromptCache:
     """The session of the last prompt. It is fed what comes after the prompt, too.
 
-    Rows that exact attention wrote are used again: they have, on the compiled kernels, the bits of
-    a prefill of the whole prompt, however it was cut. A prompt whose importance is wanted, or which
-    is prefilled sparsely, is always run as a whole: its importance sums over all queries, and a
-    sparse row depends on its mini-batch.
+    Rows are used again that have, on the compiled kernels, the bits of a prefill of the whole
+    prompt: those of exact prefill, however it was cut, and of exact decode in float32. (Decode
+    multiplies q8 rows before it scales them, prefill after.) A prompt whose importance is wanted,
+    or which is prefilled sparsely, is always run as a whole: its importance sums over all queries,
+    and a sparse row depends on its mini-batch.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class PromptCache:
 
         What of `ids` the session does not hold (the last token is not fed) is left out.
         """
-        if self._session is not None:
+        if self._session is not None and self._layout[0] == "f32":
             self._ids = self._ids + ids[: len(self._session) - len(self._ids)]
 
 
@@ -83,7 +84,7 @@ def extend(session: Session, ids: list[int], on_progress: Progress | None = None
         return causal_attention(q, *_as_float(cache.rows(layer)), start=start)
 
     try:
-        hidden = session.model.hidden(ids, start, attend)
+        hidden = session.model.hidden(ids, start, attend, on_progress=on_progress)
         session.logits = session.model.logits(hidden[-1])
     except BaseException:
         cache.truncate(start)
