@@ -12,7 +12,7 @@ from course_lib.kvcache import CACHE_DTYPES
 from course_lib.lab.needle import MAX_NEW_TOKENS, NeedleOptions
 from course_lib.lab.prompts import TEMPLATES
 
-HELP = "Exact against block-sparse decode on needle prompts: recall, text, attention time."
+HELP = "exact against block-sparse decode on needle prompts: recall, text, attention time"
 DEFAULT_KS = (32, 1)
 WEIGHT_KINDS = ("f32", "q8_0", "q4_0")
 OURS = ("--k", "--kv", "--prefill-k", "--prefill-group", "--one-flag", "--importance", "--window",

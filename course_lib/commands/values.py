@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 
 
 def positive(text: str) -> int:
@@ -47,3 +48,16 @@ def k_value(text: str) -> int | str:
 def k_list(text: str) -> tuple[int | str, ...]:
     """Block counts separated by commas; "auto" is one."""
     return tuple(k_value(part.strip()) for part in text.split(","))
+
+
+def choices_of(*known: str) -> Callable[[str], tuple[str, ...]]:
+    """A type for some of `known`, separated by commas."""
+    def choices(text: str) -> tuple[str, ...]:
+        given = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+        for value in given:
+            if value not in known:
+                raise argparse.ArgumentTypeError(
+                    f"must be some of {', '.join(known)}, separated by commas, not {value!r}")
+        return given
+
+    return choices

@@ -9,11 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
 from course_lib.engine import Engine, generate_from
+from course_lib.lab.held_out import Cost, world_window
 from course_lib.lab.needle import NeedleOptions, prompt_of, run_prompt
+from course_lib.lab.perplexity import (
+    Arm,
+    ArmPerplexity,
+    PerplexityOptions,
+    results_of,
+    window_costs,
+)
+from course_lib.paths import MODELS
 
 Record = dict[str, Any]
 DIGITS = 6  # decimals kept of a log-probability: below the differences between backends
@@ -21,14 +31,19 @@ DIGITS = 6  # decimals kept of a log-probability: below the differences between 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`records(engine, options, index)` gives the records of one prompt; `summarize` the table."""
+    """`records(engine, options, index)` gives the records of one prompt; `summarize` the table.
 
-    options: NeedleOptions
-    records: Callable[[Engine, NeedleOptions, int], list[Record]]
+    options: NeedleOptions or PerplexityOptions, which `records` takes too; how many prompts there
+    are and which arms each has is `options.prompts` and `options.arms()`.
+    """
+
+    options: Any
+    records: Callable[[Engine, Any, int], list[Record]]
     summarize: Callable[[list[Record]], Any]
     about: str
     exact_keys: tuple[str, ...] = field(default=())  # compared exactly when re-run
-    close_keys: tuple[str, ...] = field(default=())  # compared within 1e-3 when re-run
+    close_keys: tuple[str, ...] = field(default=())  # compared within `close` when re-run
+    close: float = 1e-2  # relative; below an absolute 1e-3 nothing counts
 
 
 def needle_records(engine: Engine, options: NeedleOptions, index: int) -> list[Record]:
@@ -129,6 +144,50 @@ def kv_summary(records: list[Record]) -> Record:
     }
 
 
+@lru_cache
+def packed_engine(weights: str) -> Engine:
+    """The shipped model with its weights packed; a model so small is packed in memory."""
+    return Engine.load(MODELS / "needle-qwen3", weights)
+
+
+def perplexity_records(engine: Engine, options: PerplexityOptions, index: int) -> list[Record]:
+    """One record per arm: the nats that the second half of a held-out conversation costs."""
+    window = world_window(engine, f"{options.seed}-{index}", options.window)
+    rows = []
+    for weights in options.weights:
+        model = engine if weights == "f32" else packed_engine(weights)
+        costs = window_costs(model, window, options.kvs, options.ks)
+        arms = (arm for arm in options.arms() if arm.weights == weights)
+        for arm, cost in zip(arms, costs, strict=True):
+            rows.append({
+                "index": index, **asdict(arm), "tokens": cost.tokens,
+                "nll": round(cost.nll, DIGITS), "answer_tokens": cost.answer_tokens,
+                "answer_nll": round(cost.answer_nll, DIGITS),
+            })
+    return rows
+
+
+def perplexity_summary(records: list[Record]) -> list[Record]:
+    """One row per arm: perplexities over all windows, and divided by the first arm's."""
+    found: dict[Arm, list[Cost]] = {}
+    for r in records:
+        cost = Cost(r["tokens"], r["nll"], r["answer_tokens"], r["answer_nll"])
+        found.setdefault(Arm(r["weights"], r["kv"], r["k"]), []).append(cost)
+    return [perplexity_row(result) for result in results_of(found)]
+
+
+def perplexity_row(result: ArmPerplexity) -> Record:
+    """One arm's perplexities as plain values."""
+    row: Record = {**asdict(result.arm), "windows": result.windows, "tokens": result.cost.tokens,
+                   "perplexity": round(result.perplexity, DIGITS),
+                   "ratio": round(result.ratio, DIGITS)}
+    if result.answer_perplexity is not None and result.answer_ratio is not None:
+        row |= {"answer_tokens": result.cost.answer_tokens,
+                "answer_perplexity": round(result.answer_perplexity, DIGITS),
+                "answer_ratio": round(result.answer_ratio, DIGITS)}
+    return row
+
+
 SWEEP = (32, 16, 8, 4, 2, 1)
 SWEEP_SEED = 1  # seed 0 is the terminal's default; lessons use another set of prompts
 
@@ -162,6 +221,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         "q8 against f32 KV rows",
         exact_keys=("tokens_same", "tokens", "identical", "tokens_scored", "text"),
         close_keys=("nll_f32", "nll_q8", "answer_nll_f32", "answer_nll_q8"),
+    ),
+    "perplexity": Experiment(
+        PerplexityOptions(windows=24), perplexity_records, perplexity_summary,
+        "held-out text under f32, Q8_0 and Q4_0 weights, f32 and q8 KV rows",
+        exact_keys=("weights", "kv", "k", "tokens", "answer_tokens"),
+        close_keys=("nll", "answer_nll"), close=1e-4,
     ),
 }
 

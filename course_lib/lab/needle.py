@@ -10,10 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from itertools import count
 from statistics import fmean
-from typing import Any
 
 from course_lib.engine import Engine, generate_from
 from course_lib.engine.generate import Generation
@@ -116,18 +114,14 @@ def prefilled(
     on_progress: Progress | None = None,
 ) -> Session:
     """The prompt's session under the options' KV rows, importance rule and this prefill k."""
-    extra: dict[str, Any] = {}
-    if prefill_k is not None and options.prefill_group is not None:
-        extra["prefill_group"] = options.prefill_group
-    if on_progress is not None and "on_progress" in signature(engine.prefill).parameters:
-        extra["on_progress"] = partial(on_progress, "prefill")
     return engine.prefill(
         prompt.ids,
         kv=options.kv,
         importance=options.importance,
         window=options.window,
         prefill_k=prefill_k,
-        **extra,
+        prefill_group=None if prefill_k is None else options.prefill_group,
+        on_progress=None if on_progress is None else partial(on_progress, "prefill"),
     )
 
 

@@ -135,20 +135,29 @@ def _random_fact(rng: random.Random, unseen: bool) -> world.Fact:
 def _find_needle(
     tokenizer, ids: Sequence[int], fact: world.Fact
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Spans of the tokens that hold a part of the needle's line, and of its value.
+    """Spans of the tokens that hold a part of the needle's line, and of its value."""
+    line = fact.sentence + "\n"
+    value = (len(fact.sentence) - len(fact.value) - 2, len(fact.value) + 1)  # without the stop
+    return text_span(tokenizer, ids, line), text_span(tokenizer, ids, line, within=value)
 
-    By text: a tokenizer may join the end of a line to what follows, or a value to its full stop.
+
+def text_span(
+    tokenizer, ids: Sequence[int], text: str, *, occurrence: int = 0,
+    within: tuple[int, int] | None = None,
+) -> tuple[int, int]:
+    """First and one-past-last of the tokens that hold a part of `text`, where it stands in `ids`.
+
+    By text, for a tokenizer may join the end of a line to what follows it. occurrence: which one,
+    from 0. within: (offset, length) of the part of `text` that is wanted, in characters.
     """
     pieces = [tokenizer.decode([token]) for token in ids]
     ends = list(accumulate(len(piece) for piece in pieces))
-    line = fact.sentence + "\n"
-    start = "".join(pieces).find(line)
-    if start < 0:
-        raise CourseError("The needle cannot be found in the prompt: this tokenizer does not give "
-                          "back its text; use another --model.")
-    value = start + len(fact.sentence) - len(fact.value) - 2  # with the space, without the stop
-
-    def span(first: int, length: int) -> tuple[int, int]:
-        return bisect_right(ends, first), bisect_left(ends, first + length) + 1
-
-    return span(start, len(line)), span(value, len(fact.value) + 1)
+    whole, start = "".join(pieces), -1
+    for _ in range(occurrence + 1):
+        start = whole.find(text, start + 1)
+        if start < 0:
+            raise CourseError(f"{text!r} cannot be found in the prompt: this tokenizer does not "
+                              "give back its text; use another --model.")
+    offset, length = within or (0, len(text))
+    first = start + offset
+    return bisect_right(ends, first), bisect_left(ends, first + length) + 1

@@ -131,14 +131,14 @@ def test_other_tokenizers_hit_their_length_too(kind, template, position):
 @pytest.mark.parametrize("kind", OTHERS)
 def test_short_prompts_are_hit_or_refused_in_one_sentence(kind):
     tokenizer, hit = other_tokenizer(kind), 0
-    for tokens in range(150, 400, 7):
+    for tokens in range(150, 400, 23):
         try:
             prompt = build_needle_prompt(tokenizer, "short", tokens=tokens, template="instruct")
         except CourseError as error:
             assert "needs at least" in str(error) or "No choice of sentences" in str(error)
         else:
             hit += len(prompt.ids) == tokens
-    assert hit > 10
+    assert hit > 3
 
 
 def test_a_model_of_the_world_keeps_its_format_and_others_get_instructions(shipped_engine):
