@@ -60,21 +60,25 @@ def gguf_file(path: Path) -> Path | None:
 def _of_folder(folder: Path) -> Checkpoint:
     config = ModelConfig.from_folder(folder)
     tokenizer = Tokenizer.from_folder(folder)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise CourseError(
-            f"{folder / 'tokenizer.json'} has token ids up to {tokenizer.vocab_size - 1}, the "
-            f"model knows {config.vocab_size} tokens: use the tokenizer.json and config.json "
-            "of one checkpoint"
-        )
+    check_vocabulary(folder / "tokenizer.json", tokenizer, config,
+                     "use the tokenizer.json and config.json of one checkpoint")
     return Checkpoint(config, SafetensorsSource(folder), tokenizer)
 
 
 def _of_gguf(file: Path) -> Checkpoint:
     source = GgufSource(file)
     config, tokenizer = gguf_config(source), gguf_tokenizer(source.metadata, file)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise CourseError(
-            f"{file} has token ids up to {tokenizer.vocab_size - 1}, its model knows "
-            f"{config.vocab_size} tokens: {REMEDY}"
-        )
+    check_vocabulary(file, tokenizer, config, REMEDY)
     return Checkpoint(config, source, tokenizer)
+
+
+def check_vocabulary(path: Path, tokenizer: Tokenizer, config: ModelConfig, remedy: str) -> None:
+    """CourseError naming `path` and `remedy` unless tokenizer and model are of one checkpoint."""
+    size = tokenizer.vocab_size
+    if size > config.vocab_size:
+        raise CourseError(f"{path} has token ids up to {size - 1}, the model knows "
+                          f"{config.vocab_size} tokens: {remedy}")
+    for token in config.eos_token_ids:
+        if token >= size:
+            raise CourseError(f"{path} has token ids up to {size - 1}, the model ends with token "
+                              f"{token}: {remedy}")

@@ -11,6 +11,9 @@ from course_lib.engine.files import is_there, read_json_object
 from course_lib.engine.rope import RopeScaling
 from course_lib.errors import CourseError
 
+# Bounds the list of layers that a damaged file could ask for.
+MOST_LAYERS = 100_000
+
 
 @dataclass(frozen=True)
 class MoEConfig:
@@ -142,6 +145,8 @@ def _experts(
     )
     step = keys.count("decoder_sparse_step")
     dense = set(keys.integers("mlp_only_layers", "a list of layer numbers"))
+    if layers > MOST_LAYERS:
+        raise keys.refuse("num_hidden_layers", f"{layers} is more than {MOST_LAYERS}")
     if step > 1 or dense:
         dense = {layer for layer in range(layers) if layer in dense or (layer + 1) % step}
     return moe, frozenset(dense)

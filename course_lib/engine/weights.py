@@ -175,10 +175,14 @@ def assemble(config: ModelConfig, fill: Callable[[Slot], Any]) -> Weights:
 def check_tensors(source: TensorSource, config: ModelConfig) -> None:
     """CourseError unless `source` holds the tensors of `config` and nothing else; reads none."""
     path, stored = source.path, source.stored
-    if config.num_hidden_layers > len(stored):  # before a list of millions of names is made
+    layers, experts = config.num_hidden_layers, 0
+    if config.moe is not None:
+        experts = config.moe.num_experts * (layers - len(config.dense_layers))
+    if layers + experts > len(stored):  # before a list of millions of names is made
+        what = f"layers and {experts} experts" if experts else "layers"
         raise CourseError(
-            f"{path} holds {len(stored)} tensors, too few for the {config.num_hidden_layers} "
-            "layers of config.json: use the config.json and model.safetensors of one checkpoint"
+            f"{path} holds {len(stored)} tensors, too few for the {layers} {what} of config.json: "
+            "use the config.json and model.safetensors of one checkpoint"
         )
     expected = expected_tensors(config)
     repeated = config.tie_word_embeddings and OUTPUT in stored

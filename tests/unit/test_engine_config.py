@@ -235,6 +235,8 @@ def test_generation_config_names_the_end_tokens(tmp_path, generation, eos):
         ({"model_type": "qwen3_moe", **MOE, "mlp_only_layers": ["1"]}, ["mlp_only_layers must"]),
         ({"model_type": "qwen3_moe", **MOE, "decoder_sparse_step": 0}, ["decoder_sparse_step"]),
         ({"model_type": "qwen3_moe", **MOE, "num_experts": 1}, ["num_experts 1"]),
+        ({"model_type": "qwen3_moe", **MOE, "decoder_sparse_step": 2,
+          "num_hidden_layers": 10**12}, ["num_hidden_layers 1000000000000 is more than"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "'gelu'"]),
         ({"attention_bias": True}, ["attention_bias"]),
         ({"use_sliding_window": True}, ["use_sliding_window"]),

@@ -196,6 +196,21 @@ def test_millions_of_layers_are_refused_before_their_names_are_made(tmp_path, mo
         Engine.load(tmp_path)
 
 
+def test_millions_of_experts_are_refused_before_their_names_are_made(tmp_path, monkeypatch):
+    moe = {"model_type": "qwen3_moe", "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    write_checkpoint(tmp_path, random_tensors(BASE_CONFIG), **moe, num_experts=10**9)
+    monkeypatch.setattr("course_lib.engine.weights.expected_tensors", None)
+    with pytest.raises(CourseError, match="24 tensors, too few for the 2 layers and 2000000000 ex"):
+        Engine.load(tmp_path)
+
+
+def test_a_tokenizer_without_the_token_that_ends(tmp_path):
+    write_checkpoint(tmp_path, eos_token_id=[2, 266])
+    with pytest.raises(CourseError, match="tokenizer.json has token ids up to 265, the model ends "
+                       "with token 266: use the tokenizer.json and config.json of one checkpoint"):
+        Engine.load(tmp_path)
+
+
 def test_weights_that_are_no_regular_file(tmp_path):
     write_checkpoint(tmp_path)
     path = tmp_path / "model.safetensors"
