@@ -79,6 +79,31 @@ def place(source: Path, target: Path) -> bool:
         temporary.unlink(missing_ok=True)
 
 
+def reset(notebook: Path, work: Path, now: str) -> Path | None:
+    """Put a fresh copy of `notebook` in the place of the student's, which moves to
+    `work/backup/`; return where it is now, None where there was none.
+
+    `now` goes into the backup's name. The old copy is never lost: it is moved first, and two resets
+    in one second get two names. CourseError when the folder cannot be written.
+    """
+    target = work / notebook.name
+    kept = None
+    try:
+        if target.exists():
+            backup = work / "backup"
+            backup.mkdir(exist_ok=True)
+            kept = backup / f"{notebook.stem}-{now}.ipynb"
+            for number in range(2, 1000):
+                if not kept.exists():
+                    break
+                kept = backup / f"{notebook.stem}-{now}-{number}.ipynb"
+            os.rename(target, kept)
+        copy_missing([notebook], work)
+    except OSError as error:
+        raise CourseError(f"cannot write to {work} ({error.strerror}); free or unlock it") from None
+    return kept
+
+
 def trust_unchanged(notebooks: Iterable[Path], work: Path) -> None:
     """Sign the copies that are still as the course ships them, so that Jupyter shows their stored
     outputs; what a student changed is signed by Jupyter when it is saved there."""

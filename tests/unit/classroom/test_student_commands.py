@@ -1,0 +1,165 @@
+"""reset, progress, submit and release: what they print, keep and refuse."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import zipfile
+
+import nbformat
+import pytest
+
+import course_lib
+from course_lib.classroom.grading.submissions import find_submissions
+from course_lib.classroom.handing_in import file_name, packed
+from course_lib.classroom.release import KEPT_BACK, course_files, release
+from course_lib.commands import progress, reset, start, submit
+from course_lib.errors import CourseError
+from course_lib.launcher import workspace
+from course_lib.paths import NOTEBOOKS
+
+DAY10 = next(NOTEBOOKS.glob("day10_*.ipynb"))
+
+
+def call(command, *words):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(words))
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.setattr(workspace, "folder", lambda: tmp_path / "work")
+    return tmp_path / "work"
+
+
+def checked(work, **lines):
+    """Store what check cells printed in the copy of day 10."""
+    book = nbformat.read(work / DAY10.name, as_version=4)
+    for cell in book.cells:
+        course = cell.metadata.get("course", {})
+        short = course.get("id", "")[4:]
+        if course.get("role") == "check" and short in lines:
+            cell.outputs = [nbformat.v4.new_output("stream", text=lines[short] + "\n")]
+    nbformat.write(book, work / DAY10.name)
+
+
+def test_progress_shows_what_the_checks_said(work, capsys):
+    assert call(progress) == 0
+    assert "no day is started" in capsys.readouterr().out
+    call(start, "10")
+    checked(work, a1="[ok] d10.a1 5/5 public checks", a2="[x] d10.a2 3/6: ties — expected 1, got 2",
+            a3="")
+    capsys.readouterr()
+    call(progress)
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == "day 10: 1 of 6 checks pass"
+    assert "  [ok] d10.a1 5/5 public checks" in out
+    assert "  [x] d10.a2 3/6: ties — expected 1, got 2" in out
+    assert "  [?] d10.a3 its check cell has not run" in out
+    assert "  [ ] d10.b1 not attempted" in out
+    call(progress, "9")
+    assert capsys.readouterr().out == "day 9: not started; ./course start 9\n"
+
+
+def test_progress_of_a_damaged_copy(work):
+    call(start, "10")
+    (work / DAY10.name).write_text("{")
+    with pytest.raises(CourseError, match="not a notebook.*course reset 10"):
+        call(progress)
+
+
+def test_reset_keeps_every_old_copy(work, capsys, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda form: "20260101-000000")
+    call(reset, "10")
+    assert "yours is kept" not in capsys.readouterr().out
+    for text in ("first", "second"):
+        (work / DAY10.name).write_text(text)
+        call(reset, "10")
+        assert (work / DAY10.name).read_bytes() == DAY10.read_bytes()
+    kept = sorted(path.read_text() for path in (work / "backup").iterdir())
+    assert kept == ["first", "second"]
+
+
+def test_reset_of_an_unknown_day_touches_nothing(work):
+    call(start, "10")
+    (work / DAY10.name).write_text("mine")
+    with pytest.raises(CourseError, match="no notebook for day 77"):
+        call(reset, "10", "77")
+    assert (work / DAY10.name).read_text() == "mine"
+
+
+def test_submit_packs_what_the_grader_reads(work, capsys):
+    call(start, "10")
+    assert call(submit, "10", "--name", "王 小明") == 0
+    out, err = capsys.readouterr()
+    target = work / "王-小明_day10.zip"
+    assert str(target) in out and "0 of 6 checks pass" in out and "[ ] d10.a1" in err
+    (found,) = find_submissions(work).submissions[-1:]
+    assert (found.student, found.day, found.content) == ("王-小明", 10, DAY10.read_bytes())
+    with zipfile.ZipFile(target) as file:
+        manifest = json.loads(file.read("manifest.json"))
+    digest = hashlib.sha256(DAY10.read_bytes()).hexdigest()
+    assert manifest == {"course": course_lib.__version__, "day": 10, "student": "王 小明",
+                        "files": {DAY10.name: digest}}
+    before = target.read_bytes()
+    call(submit, "10", "--name", "王 小明")
+    assert target.read_bytes() == before == packed(10, "王 小明", [work / DAY10.name])
+
+
+@pytest.mark.parametrize("name", ["", "///", "..", " ", "a" * 200])
+def test_names_that_are_no_file_name(name):
+    with pytest.raises(CourseError, match="gives no file name"):
+        file_name(name, 10)
+
+
+def test_submit_refuses_what_is_not_there_or_no_notebook(work):
+    with pytest.raises(CourseError, match="course start 10"):
+        call(submit, "10", "--name", "x")
+    call(start, "10")
+    (work / DAY10.name).write_text("{")
+    with pytest.raises(CourseError, match="save it again in JupyterLab"):
+        call(submit, "10", "--name", "x")
+    assert not list(work.glob("*.zip"))
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A course of a few files, known to git."""
+    root = tmp_path / "course"
+    for name in ("README.md", "tests/solutions/day01.py", "tests/grading/day01.py",
+                 "tests/unit/test_a.py", "course_lib/a.py", "docs/instructors.md"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    (root / "course").write_text("#!x")
+    (root / "course").chmod(0o755)
+    return root
+
+
+@pytest.mark.parametrize("with_git", [True, False])
+def test_release_leaves_the_hidden_half_behind(small, tmp_path, with_git):
+    if with_git:
+        for words in (["init", "-q"], ["add", "."]):
+            subprocess.run(["git", *words], cwd=small, check=True)
+        (small / "scratch.txt").write_text("not known to git")
+    else:
+        (small / "work").mkdir()
+        (small / "work" / "day.ipynb").write_text("a student's")
+    target = tmp_path / "out" / "students"
+    count = release(target, small)
+    files = sorted(path.relative_to(target).as_posix() for path in target.rglob("*")
+                   if path.is_file())
+    assert files == ["README.md", "course", "course_lib/a.py", "tests/unit/test_a.py"]
+    assert count == 4 and (target / "course").stat().st_mode & 0o100
+    with pytest.raises(CourseError, match="is not empty"):
+        release(target, small)
+    with pytest.raises(CourseError, match="inside the course"):
+        release(small / "x", small)
+
+
+def test_the_courses_own_release_holds_no_hidden_case():
+    kept = {path.as_posix() for path in course_files()
+            if path.as_posix().startswith(tuple(KEPT_BACK))}
+    assert {"tests/solutions/day10.py", "tests/grading/day10.py"} <= kept
