@@ -7,7 +7,7 @@ from pathlib import Path
 
 from course_lib.engine.config_keys import REMEDY, ConfigKeys, shown
 from course_lib.engine.families import Family, family_of, text_keys
-from course_lib.engine.files import is_there, read_json_object
+from course_lib.engine.files import is_there, read_json_object, require_model
 from course_lib.engine.rope import RopeScaling
 from course_lib.errors import CourseError
 
@@ -66,6 +66,7 @@ class ModelConfig:
         Raises CourseError naming the file, the key and the remedy for anything that this engine
         would compute wrongly: another architecture or scaling of RoPE, sliding windows, biases.
         """
+        require_model(folder)
         path = folder / "config.json"
         raw = read_json_object(path, remedy=REMEDY)
         family = family_of(raw, path)

@@ -29,6 +29,22 @@ def checkpoint_folder(path: str | Path) -> Path:
     )
 
 
+def require_model(folder: Path) -> None:
+    """CourseError unless `folder` holds a config.json; it names a folder within that does."""
+    if is_there(folder / "config.json"):
+        return
+    # The cache of huggingface_hub keeps a model's files under snapshots/<revision>.
+    within = [file for pattern in ("snapshots/*/config.json", "*/config.json")
+              for file in sorted(folder.glob(pattern))]
+    if within:
+        remedy = f"give {within[0].parent}, which has one"
+    elif is_there(folder / "adapter_config.json"):
+        remedy = "this is an adapter: merge it into its model, then give the merged model's folder"
+    else:
+        remedy = "give the folder that holds config.json, model.safetensors and tokenizer.json"
+    raise CourseError(f"{folder / 'config.json'} is missing: {remedy}")
+
+
 def is_there(path: Path) -> bool:
     """Whether something is at `path`; yes where that cannot be seen, so that reading says why."""
     try:

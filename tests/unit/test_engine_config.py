@@ -308,6 +308,24 @@ def test_absent_and_broken_config_files(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("holds", "words"),
+    [
+        ([], "give the folder that holds config.json, model.safetensors and tokenizer.json$"),
+        (["notes.txt"], "give the folder that holds"),
+        (["snapshots/1f/config.json", "refs/main"], "give .*snapshots/1f, which has one$"),
+        (["Qwen3-0.6B/config.json"], "give .*Qwen3-0.6B, which has one$"),
+        (["adapter_config.json"], "this is an adapter: merge it"),
+    ],
+)
+def test_a_folder_that_is_no_model(tmp_path, holds, words):
+    for name in holds:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(CourseError, match=f"config.json is missing: {words}"):
+        Engine.load(tmp_path)
+
+
+@pytest.mark.parametrize(
     "name",
     ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
      "chat_template.jinja"],
