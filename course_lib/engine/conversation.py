@@ -124,6 +124,7 @@ class Conversation:
         self._settled: list[Mapping[str, str]] = []
         self._question: Mapping[str, str] = {}
         self._answer: Answer | None = None
+        self._decode_k: int | str | None = None
         self._cache = PromptCache()
         self.reset()
 
@@ -134,15 +135,20 @@ class Conversation:
         answer = {"role": "assistant", "content": self._answer.reply.text}
         return [*self._settled, self._question, answer]
 
-    def ask(self, text: str) -> Answer:
-        """The answer to `text`; whatever came of the last one is kept. Errors as `Engine.chat`."""
+    def ask(self, text: str, **options) -> Answer:
+        """The answer to `text`; whatever came of the last one is kept.
+
+        `options` of this answer as `Engine.chat`, and its errors.
+        """
         messages, question = self.messages, {"role": "user", "content": text}
         if self._answer is not None:
             self._answer.close()  # the session goes on with the new one
-            if self._options.get("decode_k") is None:
+            if self._decode_k is None:
                 self._cache.fed(self._answer.reply.ids)
-        answer = self.engine.chat([*messages, question], cache=self._cache, **self._options)
+        options = self._options | options
+        answer = self.engine.chat([*messages, question], cache=self._cache, **options)
         self._settled, self._question, self._answer = messages, question, answer
+        self._decode_k = options.get("decode_k")
         return answer
 
     def reset(self) -> None:

@@ -210,8 +210,9 @@ class Engine:
             importance = "none" if decode_k is None else "all_queries"
         _check_prefill_options(importance=importance, **prefill_options)
         held = PromptCache() if cache is None else cache
+        reused = held.reusable(ids, importance=importance, **prefill_options)
         return Answer(
-            Reply(self.tokenizer, len(ids)),
+            Reply(self.tokenizer, len(ids), reused_tokens=reused),
             lambda: held.prefill(self, ids, importance=importance, **prefill_options),
             max_new_tokens, decode_k=decode_k, sampler=sampler, trace=trace, n_probe=n_probe,
         )

@@ -32,6 +32,17 @@ class PromptCache:
         self._ids: list[int] = []
         self._layout = ("", 0)
 
+    def reusable(
+        self, ids: list[int], *, kv: str = "f32", importance: str = "none", block_size: int = 32,
+        **options,
+    ) -> int:
+        """How many first tokens of `ids` a prefill with these options would not run again."""
+        if self._session is None or (kv, block_size) != self._layout or not _exact(
+            importance, options
+        ):
+            return 0
+        return common_prefix(self._ids, ids[:-1])  # the last token is run for its logits
+
     def prefill(
         self, engine: Engine, ids: list[int], *, kv: str = "f32", importance: str = "none",
         block_size: int = 32, **options,
@@ -40,14 +51,15 @@ class PromptCache:
 
         Options as `Engine.prefill`. The session is valid until the next call.
         """
-        exact = importance == "none" and options.get("prefill_k") is None
-        common = common_prefix(self._ids, ids[:-1])  # the last token is run for its logits
-        if self._session is None or not exact or (kv, block_size) != self._layout or not common:
+        common = self.reusable(
+            ids, kv=kv, importance=importance, block_size=block_size, **options
+        )
+        if self._session is None or not common:
             self._session, self._ids = None, []  # its memory is free before more is taken
             session = engine.prefill(
                 ids, kv=kv, importance=importance, block_size=block_size, **options
             )
-            if exact:
+            if _exact(importance, options):
                 self._session, self._ids, self._layout = session, ids, (kv, block_size)
             return session, 0
         self._ids = ids[:common]
@@ -63,6 +75,10 @@ class PromptCache:
         """
         if self._session is not None and self._layout[0] == "f32":
             self._ids = self._ids + ids[: len(self._session) - len(self._ids)]
+
+
+def _exact(importance: str, options: dict) -> bool:
+    return importance == "none" and options.get("prefill_k") is None
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
