@@ -204,6 +204,19 @@ def place_problem(place: Any, root: Path = ROOT) -> str | None:
     return None
 
 
+def place_lines(place: str, context: int, root: Path = ROOT) -> str:
+    """The lines of a place, numbered, with some before and after; else what is wrong with it."""
+    problem = place_problem(place, root)
+    taken = _take_apart(place)
+    if problem or taken is None:
+        return f"({problem})"
+    name, first, last = taken
+    lines = _lines(root / name)
+    low, high = max(1, first - context), min(len(lines), last + context, first + 200)
+    return "\n".join(f"{n:5}{'>' if first <= n <= last else ' '} {lines[n - 1]}"
+                     for n in range(low, high + 1))
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()

@@ -33,6 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="submissions graded at the same time (default 1)")
     run_.add_argument("--allow-unsandboxed", action="store_true",
                       help="without bubblewrap, for submissions that you trust")
+    queue = verbs.add_parser("queue", help="read the texts that wait for a human, blind")
+    queue.add_argument("output", type=Path, metavar="DIR", help="folder that grade run wrote")
+    queue.add_argument("--kind", choices=("B",), default="B", help="kind of items (B, the only one "
+                       "with texts)")
+    queue.add_argument("--item", metavar="ID", help="one question only, such as d10.b2")
+    queue.add_argument("--all", action="store_true", help="also texts that are marked already")
+    queue.add_argument("--no-browser", action="store_true", help="only print the page's address")
+    queue.add_argument("--csv", action="store_true",
+                       help="write DIR/review.csv to fill in instead of opening a page")
+    merge = verbs.add_parser("merge", help="fold human marks into the tables and the feedback")
+    merge.add_argument("output", type=Path, metavar="DIR", help="folder that grade run wrote")
+    merge.add_argument("--csv", type=Path, metavar="FILE",
+                       help="a filled-in table (default: DIR/review.csv where it is there)")
 
 
 def jobs(text: str) -> int:
@@ -43,10 +56,16 @@ def jobs(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the action that was asked for."""
+    return {"run": run_grading, "queue": run_queue, "merge": run_merge}[args.action](args)
+
+
+def run_grading(args: argparse.Namespace) -> int:
     """Grade, write, and say how it went; 130 after Ctrl-C, with what was done kept."""
     # NumPy's own threads are of no use beside other submissions; they are read when it is loaded.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from course_lib.classroom.grading import batch
+    from course_lib.classroom.grading.review import Reviews
     from course_lib.classroom.grading.submissions import find_submissions
 
     found = find_submissions(args.submissions)
@@ -62,12 +81,74 @@ def run(args: argparse.Namespace) -> int:
         tasks = batch.tasks_of(found, args.output, args.allow_unsandboxed)
         if not _graded(batch, tasks, args):
             return 130
+        reviews = Reviews(args.output)
         marks = batch.all_marks(found, tasks)
-        batch.write_results(args.output, marks, {})
+        batch.keep_marks(args.output, marks)
+        marks = reviews.flagged(marks)
+        batch.write_results(args.output, marks, reviews.human)
     except OSError as error:
         raise CourseError(f"grade: cannot write to {args.output} ({error.strerror}); free or "
                           "unlock it and run again, what is done is kept.") from None
     _summary(marks, args.output)
+    return 0
+
+
+def run_queue(args: argparse.Namespace) -> int:
+    """Open the page on which texts are read, or write the table."""
+    from course_lib.atomic import write_atomically
+    from course_lib.classroom.grading import batch
+    from course_lib.classroom.grading.review import QUEUE, Reviews, queue_csv
+
+    marks = batch.kept_marks(args.output)
+    if args.item:
+        marks = [mark for mark in marks if mark.item == args.item]
+        if not marks:
+            raise CourseError(f"grade: {args.item} is no item of the submissions graded in "
+                              f"{args.output}.")
+    reviews = Reviews(args.output)
+    waiting = reviews.queue(marks, args.all)
+    if not waiting:
+        print("no text waits; --all shows those that are marked")
+        return 0
+    if args.csv:
+        target = args.output / QUEUE
+        if target.exists() and not target.read_text(encoding="utf-8-sig").strip() == "":
+            raise CourseError(f"grade: {target} is there already; merge it (./course grade merge "
+                              f"{args.output}) or move it away first.")
+        write_atomically(target, queue_csv(waiting))
+        print(f"{target}: {len(waiting)} texts; fill in points and comment, then ./course grade "
+              f"merge {args.output}")
+        return 0
+    from course_lib.classroom.grading.review_page import serve
+
+    return serve(reviews, marks, args.all, not args.no_browser)
+
+
+def run_merge(args: argparse.Namespace) -> int:
+    """Take a filled-in table, then write tables and feedback anew."""
+    from course_lib.classroom.grading import batch
+    from course_lib.classroom.grading.review import QUEUE, Reviews, merge_csv
+
+    marks = batch.kept_marks(args.output)
+    reviews = Reviews(args.output)
+    table = args.csv or args.output / QUEUE
+    if args.csv or table.exists():
+        try:
+            text = table.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CourseError(f"grade: {table} cannot be read as UTF-8 text "
+                              f"({type(error).__name__}).") from None
+        try:
+            merged = merge_csv(reviews, marks, text)
+        except CourseError as error:
+            raise CourseError(f"grade: {table}: {error}") from None
+        print(f"{table}: {merged.taken} marks taken")
+        for line in merged.kept:
+            print(f"kept as it was: {line}", file=sys.stderr)
+    marks = reviews.flagged(marks)
+    batch.write_results(args.output, marks, reviews.human)
+    waiting = len(reviews.queue(marks))
+    print(f"written: {args.output}/grades.csv, totals.csv, feedback/; {waiting} texts wait")
     return 0
 
 

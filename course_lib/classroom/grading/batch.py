@@ -19,8 +19,9 @@ from course_lib.classroom.grading.sandbox import require_bubblewrap
 from course_lib.classroom.grading.submission_marks import ItemMark, grader
 from course_lib.classroom.grading.submissions import Found, Submission
 from course_lib.classroom.grading.tables import HumanMark, Key
+from course_lib.errors import CourseError
 
-STATE = ".state"
+STATE, LAST = ".state", "last.json"
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,20 @@ def all_marks(found: Found, tasks: Iterable[Task]) -> list[ItemMark]:
         several = count[task.submission.student, task.submission.day] > 1
         for mark in read_kept(task.kept) or []:
             marks.append(replace(mark, flags=(*mark.flags, "several_files")) if several else mark)
+    return marks
+
+
+def keep_marks(out: Path, marks: Sequence[ItemMark]) -> None:
+    """Keep the marks of the last run in one file, which review and merge go on from."""
+    write_atomically(out / STATE / LAST, json.dumps([m.as_json() for m in marks]) + "\n")
+
+
+def kept_marks(out: Path) -> list[ItemMark]:
+    """The marks of the last run; CourseError where there are none."""
+    marks = read_kept(out / STATE / LAST)
+    if marks is None:
+        raise CourseError(f"grade: {out} holds no graded submissions; run ./course grade run "
+                          f"SUBMISSIONS -o {out} first.")
     return marks
 
 

@@ -27,13 +27,14 @@ class Runner(Protocol):
 @dataclass(frozen=True)
 class Marked:
     """An item's mark: `auto` of `possible` points without a human's; `status` and `flags` as in
-    docs/instructors.md; `messages`: what the learner reads."""
+    docs/instructors.md; `messages`: what the learner reads; `text`: what a human is to read."""
 
     status: str
     auto: int
     possible: int
     messages: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    text: str = ""
 
 
 def mark_code(item: Exercise, handed: HandedIn, stub: str, groups: Sequence[Group],
@@ -159,7 +160,7 @@ def mark_reading(item: Reading, handed: HandedIn, stub: str, points: int,
     most = auto_points(item, points)
     auto = most * count // len(item.parts) if item.parts else 0
     return Marked("to_review" if written else "partial" if auto else "failed", auto, points,
-                  tuple(messages), handed.flags)
+                  tuple(messages), handed.flags, (handed.answer or "") if written else "")
 
 
 def _complaints(item: Reading, found: Mapping[str, Any], root: Path) -> dict[str, str | None]:

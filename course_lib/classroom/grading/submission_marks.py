@@ -24,7 +24,8 @@ from course_lib.errors import CourseError
 
 @dataclass(frozen=True)
 class ItemMark:
-    """A line of grades.csv before a human's points; `sha256` is that of the submission."""
+    """A line of grades.csv before a human's points; `sha256` is that of the submission, `text` the
+    answer cell that a human is to read."""
 
     student: str
     day: int
@@ -36,6 +37,7 @@ class ItemMark:
     messages: tuple[str, ...]
     flags: tuple[str, ...]
     sha256: str
+    text: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON, as kept beside the tables."""
@@ -61,7 +63,7 @@ def marks_of(submission: Submission, libraries: Path, unsandboxed: bool = False)
                   for item in day.items}
     return [
         ItemMark(submission.student, day.number, item.id, item.id[4].upper(), mark.status,
-                 mark.auto, mark.possible, mark.messages, mark.flags, sha)
+                 mark.auto, mark.possible, mark.messages, mark.flags, sha, mark.text)
         for item, mark in ((item, marked[item.id]) for item in day.items)
     ]
 

@@ -68,20 +68,22 @@ def number(value: float) -> str:
     return f"{value:g}"
 
 
-def table(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], lines: bool = False) -> str:
     """CSV that a spreadsheet opens as text: with a byte-order mark, and no cell that it would take
-    for a formula."""
+    for a formula; with `lines` a cell may have several."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(head)
-    for line in lines:
-        writer.writerow([harmless(cell) for cell in line])
+    for row in rows:
+        writer.writerow([harmless(cell, lines) for cell in row])
     return "\ufeff" + out.getvalue()
 
 
-def harmless(cell: Any) -> Any:
-    """A text cell on one line; one that begins like a formula gets an apostrophe in front."""
+def harmless(cell: Any, lines: bool = False) -> Any:
+    """A text cell that a spreadsheet takes for text: one that begins like a formula gets an
+    apostrophe in front."""
     if not isinstance(cell, str):
         return cell
-    cell = cell.replace("\r", " ").replace("\n", " ")
+    cell = cell.replace("\r", " ")
+    cell = cell if lines else cell.replace("\n", " ")
     return "'" + cell if cell.startswith(FORMULA) else cell
