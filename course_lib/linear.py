@@ -25,6 +25,14 @@ from course_lib.weight_blocks import (
 PANEL = 16  # rows that lie together, so that the lanes of a vector are outputs
 
 
+def empty_panels(shape: tuple[int, ...], kind: Kind) -> tuple[np.ndarray, np.ndarray]:
+    """Return codes and scales of a PackedMatrix of ``shape`` [rows, cols], yet to be written."""
+    panels, cols = -(-shape[0] // PANEL), shape[1]
+    dtype, fours = (np.int8, cols // 4) if kind == "q8_0" else (np.uint8, cols // 8)
+    return (np.empty((panels, fours, PANEL, 4), dtype),
+            np.empty((panels, cols // BLOCK, PANEL), np.float16))
+
+
 @dataclass(frozen=True, eq=False)
 class PackedMatrix:
     """A Q8_0 or Q4_0 matrix [rows, cols] in the order in which the kernels read it.
@@ -85,6 +93,16 @@ class PackedMatrix:
     def quantize(cls, w: Any, kind: Kind = "q8_0") -> "PackedMatrix":
         """Quantize and pack w [rows, cols]; ValueError as quantize_q8_0, or an unknown kind."""
         require_kind(kind)
+        w = as_float32(w, "w", 2)
+        compiled = backend.kernel(f"pack_{kind}")
+        if compiled is not None and w.shape[1] and w.shape[1] % BLOCK == 0:
+            codes, scales = empty_panels(w.shape, kind)
+            try:
+                compiled(np.ascontiguousarray(w), codes, scales)
+            except ValueError:  # a value that the function below names
+                pass
+            else:
+                return cls(w.shape[0], w.shape[1], kind, codes, scales)
         return cls.from_blocks({"q8_0": quantize_q8_0, "q4_0": quantize_q4_0}[kind](w), kind)
 
     @property

@@ -20,14 +20,8 @@ from course_lib.engine.weights import (
     slots_of,
 )
 from course_lib.errors import CourseError
-from course_lib.linear import PANEL, PackedMatrix
-from course_lib.weight_blocks import (
-    BLOCK,
-    BLOCK_BYTES,
-    Kind,
-    quantize_q4_0,
-    quantize_q8_0,
-)
+from course_lib.linear import PANEL, PackedMatrix, empty_panels
+from course_lib.weight_blocks import BLOCK, BLOCK_BYTES, Kind
 
 PIECE = 1 << 20  # values converted at a time: small enough for a cache, large enough for NumPy
 
@@ -108,14 +102,6 @@ def slot_bytes(slot: Slot, kind: str) -> int:
     return 4 * int(np.prod(slot.shape, dtype=np.int64))
 
 
-def empty_panels(shape: tuple[int, ...], kind: Kind) -> tuple[np.ndarray, np.ndarray]:
-    """Codes and scales of a PackedMatrix of `shape`, yet to be written."""
-    panels, cols = -(-shape[0] // PANEL), shape[1]
-    dtype, fours = (np.int8, cols // 4) if kind == "q8_0" else (np.uint8, cols // 8)
-    return (np.empty((panels, fours, PANEL, 4), dtype),
-            np.empty((panels, cols // BLOCK, PANEL), np.float16))
-
-
 def pieces_f32(source: TensorSource, slot: Slot) -> Iterator[tuple[int, np.ndarray]]:
     """The rows of a matrix, some at a time: (first row, float32 `[rows, columns]`)."""
     start, step = 0, max(1, PIECE // slot.shape[1])
@@ -138,16 +124,13 @@ def pieces_packed(
     stored = {tensor: source.blocks(tensor, kind) for tensor in slot.tensors}
     step = max(1, PIECE // (PANEL * slot.shape[1])) * PANEL
     for first in range(0, slot.shape[0], step):
-        parts = []
-        for tensor, begin, end in spans(source, slot, first, min(first + step, slot.shape[0])):
-            blocks = stored[tensor]
-            parts.append(quantized(source, tensor, begin, end, kind) if blocks is None
-                         else blocks[begin:end])
-        try:
-            yield first // PANEL, PackedMatrix.from_blocks(np.concatenate(parts), kind)
-        except ValueError as error:
-            raise CourseError(f"{source.path}: {slot.name} cannot be read as {kind} ({error}): "
-                              "copy the file again, or choose another checkpoint") from None
+        parts = list(spans(source, slot, first, min(first + step, slot.shape[0])))
+        if any(stored[tensor] is not None for tensor, _, _ in parts):
+            yield first // PANEL, from_blocks(source, parts, stored, kind)
+        else:
+            values = [source.read_rows(*part) for part in parts]
+            joined = values[0] if len(values) == 1 else np.concatenate(values)
+            yield first // PANEL, quantized(source, parts[0][0], joined, kind)
 
 
 def spans(
@@ -162,13 +145,32 @@ def spans(
         first, last = first - rows, last - rows
 
 
-def quantized(
-    source: TensorSource, tensor: str, begin: int, end: int, kind: Kind
-) -> np.ndarray:
-    """Rows of a tensor as blocks `[end - begin, bytes]`."""
-    values = source.read_rows(tensor, begin, end)
+def from_blocks(
+    source: TensorSource,
+    parts: list[tuple[str, int, int]],
+    stored: dict[str, np.ndarray | None],
+    kind: Kind,
+) -> PackedMatrix:
+    """Rows of tensors of which one or more are stored in blocks of this kind."""
+    blocks = []
+    for tensor, begin, end in parts:
+        kept = stored[tensor]
+        blocks.append(
+            quantized(source, tensor, source.read_rows(tensor, begin, end), kind).to_blocks()
+            if kept is None else kept[begin:end])
     try:
-        return {"q8_0": quantize_q8_0, "q4_0": quantize_q4_0}[kind](values)
+        return PackedMatrix.from_blocks(np.concatenate(blocks), kind)
+    except ValueError:
+        raise CourseError(
+            f"{source.path}: tensor {parts[0][0]} has a scale that is NaN or infinite: copy the "
+            "file again from where the checkpoint came from"
+        ) from None
+
+
+def quantized(source: TensorSource, tensor: str, values: np.ndarray, kind: Kind) -> PackedMatrix:
+    """Rows of a tensor packed; CourseError for values that are beyond the kind's scales."""
+    try:
+        return PackedMatrix.quantize(values, kind)
     except ValueError:
         raise CourseError(
             f"{source.path}: tensor {tensor} holds values up to {np.abs(values).max():.3g}, too "

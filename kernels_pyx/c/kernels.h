@@ -6,6 +6,7 @@
 #include "layers.h"
 #include "linear.h"
 #include "measure.h"
+#include "pack.h"
 #include "prefill.h"
 #include "quantize.h"
 #include "selection.h"
@@ -18,6 +19,7 @@ struct kernels {
     const struct prefill_kernels *prefill;
     const struct layer_kernels *layers;
     const struct linear_kernels *linear;
+    const struct pack_kernels *pack;
     const struct measure_kernels *measure;
 };
 

@@ -11,6 +11,7 @@
 #include "prefill.c"
 #include "layers.c"
 #include "linear.c"
+#include "pack.c"
 #include "measure.c"
 
 #define VARIANT_TABLE(identifier, text)                                                            \
@@ -22,5 +23,6 @@
         .prefill = &prefill_kernels,                                                               \
         .layers = &layer_kernels,                                                                  \
         .linear = &linear_kernels,                                                                 \
+        .pack = &pack_kernels,                                                                 \
         .measure = &measure_kernels,                                                               \
     }

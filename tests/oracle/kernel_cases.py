@@ -350,6 +350,32 @@ def quantize_activations(bits, n, blocks, exponent):
             outputs(out_q=(np.int8, (n, 32 * blocks)), out_scale=(F32, (n, blocks))))
 
 
+# --- weights quantized into panels ---------------------------------------------------------------
+
+PACKED_SIZES = (dict(rows=3, blocks=2, exponent=0), dict(rows=16, blocks=1, exponent=0),
+                dict(rows=37, blocks=3, exponent=0), dict(rows=5, blocks=3, exponent=-19),
+                dict(rows=17, blocks=2, exponent=-138), dict(rows=2, blocks=1, exponent=14))
+PACKED_LIMITS = dict(rows=(0, 40), blocks=(1, 4), exponent=(-145, 14))
+
+
+def packed(bits, rows, blocks, exponent, dtype, words):
+    """Weights that reach subnormal scales and, for Q4_0, nearly the largest ones."""
+    panels = -(-rows // 16)
+    return (dict(x=bits.floats((rows, 32 * blocks), exponent, 4)),
+            outputs(out_codes=(dtype, (panels, words * blocks, 16, 4)),
+                    out_scales=(np.float16, (panels, blocks, 16))))
+
+
+@maker(*PACKED_SIZES, **PACKED_LIMITS)
+def pack_q8_0(bits, **size):
+    return packed(bits, **size, dtype=np.int8, words=8)
+
+
+@maker(*PACKED_SIZES, **PACKED_LIMITS)
+def pack_q4_0(bits, **size):
+    return packed(bits, **size, dtype=np.uint8, words=4)
+
+
 # --- prefill and layers --------------------------------------------------------------------------
 
 

@@ -391,7 +391,7 @@ def test_linear_uses_the_kernels(monkeypatch):
     linear(x, np.ones((2, 32), F32))
     for kind in KINDS:
         linear(x, PackedMatrix.quantize(np.ones((2, 32)), kind))
-    assert used == ["linear_f32", "linear_q8_0", "linear_q4_0"]
+    assert used == ["linear_f32", "pack_q8_0", "linear_q8_0", "pack_q4_0", "linear_q4_0"]
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
