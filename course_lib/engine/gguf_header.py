@@ -24,7 +24,7 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 # Far above what models have (a vocabulary of 256,000, a tokenizer.json of 20 MB), far below memory.
-MAX_ITEMS, MAX_STRING = 2**24, 2**26
+MAX_ITEMS, MAX_STRING = 2**22, 2**26
 
 STRING, ARRAY, BOOL = 8, 9, 7
 NUMBERS: dict[int, str] = {
@@ -44,8 +44,8 @@ class GgufTensor(NamedTuple):
 
 
 class GgufHeader(NamedTuple):
-    """Metadata (numbers, strings, lists of strings, arrays of numbers), and the tensors by their
-    names in the file, which end before the file does; `size` bytes lie before the first tensor."""
+    """Metadata (numbers, strings, lists of either), and the tensors by their names in the file,
+    all of which end before the file does; `size` bytes lie before the first tensor."""
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
@@ -140,7 +140,7 @@ class _Reader:
             raise self.damaged(f"{key} is a list of the unknown type {item}")
         dtype = np.dtype(NUMBERS[item])
         self.fits(count, dtype.itemsize, f"numbers in {key}")
-        return np.frombuffer(self.bytes(count * dtype.itemsize), dtype)
+        return np.frombuffer(self.bytes(count * dtype.itemsize), dtype).tolist()
 
     def number(self, dtype: str) -> Any:
         return np.frombuffer(self.bytes(np.dtype(dtype).itemsize), dtype)[0].item()

@@ -81,6 +81,10 @@ class GgufSource:
             raise self._unreadable(error) from None
         self._lock = threading.Lock()
         self._size, self.metadata = header.size, header.metadata
+        parts = header.metadata.get("split.count", 1)
+        if parts != 1:
+            raise CourseError(f"{path} is one of {parts} parts of a model: join them with "
+                              "llama-gguf-split --merge, or choose a model in one file")
         heads = _paired_heads(header.metadata)
         self._parts: dict[str, _Part] = {}
         self._rope_divisors = header.tensors.pop(ROPE_DIVISORS, None)
@@ -185,7 +189,9 @@ def _paired_heads(metadata: dict[str, Any]) -> dict[str, int]:
         return {}
     heads = metadata.get("llama.attention.head_count")
     kv_heads = metadata.get("llama.attention.head_count_kv", heads)
-    return {"attn_q": heads, "attn_k": kv_heads} if heads and kv_heads else {}  # type: ignore
+    if not isinstance(heads, int) or not isinstance(kv_heads, int):
+        return {}  # what reads the config says so
+    return {"attn_q": heads, "attn_k": kv_heads}
 
 
 def _parts(name: str, tensor: GgufTensor, paired: dict[str, int]) -> dict[str, _Part]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from course_lib.engine.chat import ChatTemplate
 from course_lib.engine.files import one_line
 from course_lib.engine.gguf_header import REMEDY
@@ -76,16 +74,15 @@ def _definition(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
             "choose another model"
         )
     tokens, merges = (_strings(metadata, KEY + name, path) for name in ("tokens", "merges"))
-    types = metadata.get(KEY + "token_type")
-    types = np.full(len(tokens), NORMAL) if types is None else types
-    if not isinstance(types, np.ndarray) or len(types) != len(tokens):
+    types = metadata.get(KEY + "token_type", [NORMAL] * len(tokens))
+    if not isinstance(types, list) or len(types) != len(tokens):
         raise CourseError(f"{path}: {KEY}token_type does not fit {len(tokens)} tokens: {REMEDY}")
     if len(set(tokens)) < len(tokens):
         raise CourseError(f"{path}: {KEY}tokens holds a token twice: {REMEDY}")
     added = [
         {"id": id, "content": tokens[id], "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False, "special": bool(types[id] == CONTROL)}
-        for id in np.flatnonzero((types == CONTROL) | (types == USER_DEFINED)).tolist()
+         "normalized": False, "special": types[id] == CONTROL}
+        for id in range(len(tokens)) if types[id] in (CONTROL, USER_DEFINED)
     ]
     # Unused tokens fill the vocabulary up to a round size; no text is made of them.
     vocab = {text: id for id, text in enumerate(tokens) if types[id] != UNUSED}
@@ -119,6 +116,8 @@ def _chat_template(metadata: Mapping[str, Any], path: Path) -> ChatTemplate | No
             special[f"{ours}_token"] = tokens[id]
     name = f"{path}: the chat template"
     try:
+        if not isinstance(source, str):
+            raise TypeError("it is no text")
         return ChatTemplate(source, special, name)
     except Exception as error:  # not TemplateError alone: {% break %} gives a SyntaxError
         raise CourseError(f"{name} is not valid ({one_line(error)}): {REMEDY}") from None
@@ -126,6 +125,6 @@ def _chat_template(metadata: Mapping[str, Any], path: Path) -> ChatTemplate | No
 
 def _strings(metadata: Mapping[str, Any], key: str, path: Path) -> list[str]:
     value = metadata.get(key)
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise CourseError(f"{path}: {key} is missing: {REMEDY}")
     return value
