@@ -55,7 +55,11 @@ class SafetensorsFile:
             with safe_open(str(path), framework="np"):
                 pass  # the safetensors package checks the layout: sizes, gaps, overlaps
             self._file = open(path, "rb", buffering=0)
-        except (SafetensorError, OSError, ValueError, OverflowError) as error:
+        except OSError as error:
+            raise CourseError(
+                f"{path} cannot be read ({error.strerror or one_line(error)}): {REMEDY}"
+            ) from None
+        except (SafetensorError, ValueError, OverflowError) as error:
             raise CourseError(
                 f"{path} is damaged or truncated ({one_line(error)}): {REMEDY}"
             ) from None

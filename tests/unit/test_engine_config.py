@@ -106,6 +106,8 @@ def test_defaults_of_transformers(tmp_path, model_type, head_dim, kv_heads, thet
 def test_experts(tmp_path):
     config = read(tmp_path, of_family("qwen3_moe", {"norm_topk_prob": True}))
     assert config.moe == MoEConfig(4, 2, 16, True) and config.dense_layers == frozenset()
+    all_of_them = {"num_experts_per_tok": 4}
+    assert read(tmp_path, of_family("qwen3_moe", all_of_them)).moe.experts_per_token == 4
     raw = of_family("qwen3_moe", {"num_local_experts": 3}, drop=("num_experts",))
     assert read(tmp_path, raw).moe == MoEConfig(3, 2, 16, False)
     raw = of_family("qwen3_moe", drop=("num_experts_per_tok",))
@@ -163,6 +165,77 @@ def test_refusals_of_a_vision_model(tmp_path, change, words):
         read(tmp_path, of_family("qwen3_vl") | change)
     for word in [str(tmp_path / "config.json"), *words]:
         assert word in str(error.value)
+
+
+# What these checkpoints' config.json say that bears on the model, and a little that does not.
+QWEN3_0_6B = {
+    "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40960,
+    "max_window_layers": 28, "model_type": "qwen3", "num_attention_heads": 16,
+    "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 151936,
+}
+QWEN3_30B_A3B = QWEN3_0_6B | {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "decoder_sparse_step": 1,
+    "hidden_size": 2048, "intermediate_size": 6144, "mlp_only_layers": [], "num_experts": 128,
+    "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32,
+    "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+    "output_router_logits": False, "router_aux_loss_coef": 0.001, "tie_word_embeddings": False,
+}
+QWEN3_VL_2B = {
+    "architectures": ["Qwen3VLForConditionalGeneration"], "image_token_id": 151655,
+    "model_type": "qwen3_vl", "tie_word_embeddings": True,
+    "text_config": without(QWEN3_0_6B, "architectures") | {
+        "model_type": "qwen3_vl_text", "hidden_size": 2048, "intermediate_size": 6144,
+        "max_position_embeddings": 262144, "rope_theta": 5000000, "rope_scaling": {
+            "mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}},
+    "vision_config": {"depth": 24, "model_type": "qwen3_vl", "hidden_act": "gelu_pytorch_tanh"},
+    "vision_start_token_id": 151652,
+}
+LLAMA_3_2_1B = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_act": "silu",
+    "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 131072,
+    "mlp_bias": False, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16,
+    "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {
+        "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "tie_word_embeddings": True, "vocab_size": 128256,
+}
+SMOLLM2_135M = {
+    "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 576, "intermediate_size": 1536, "is_llama_config": True,
+    "max_position_embeddings": 8192, "model_type": "llama", "num_attention_heads": 9,
+    "num_hidden_layers": 30, "num_key_value_heads": 3, "rms_norm_eps": 1e-05,
+    "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("raw", "head_dim", "theta", "context", "scaling", "experts", "tied"),
+    [
+        (QWEN3_0_6B, 128, 1e6, 40_960, None, None, True),
+        (QWEN3_0_6B | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0,
+                                        "original_max_position_embeddings": 32768}},
+         128, 1e6, 40_960, "yarn", None, True),
+        (QWEN3_30B_A3B, 128, 1e6, 40_960, None, 128, False),
+        (QWEN3_VL_2B, 128, 5e6, 262_144, None, None, True),
+        (LLAMA_3_2_1B, 64, 5e5, 131_072, "llama3", None, True),
+        (SMOLLM2_135M, 64, 1e5, 8192, None, None, True),
+    ],
+)
+def test_published_checkpoints(tmp_path, raw, head_dim, theta, context, scaling, experts, tied):
+    config = read(tmp_path, raw)
+    assert (config.head_dim, config.rope_theta) == (head_dim, theta)
+    assert (config.max_position_embeddings, config.tie_word_embeddings) == (context, tied)
+    assert (config.rope and config.rope.kind, config.moe and config.moe.num_experts) == (
+        scaling, experts)
+    text = raw.get("text_config", raw)
+    assert config.hidden_size == text["hidden_size"] and config.vocab_size == text["vocab_size"]
+    assert config.num_key_value_heads == text["num_key_value_heads"]
 
 
 def test_a_window_that_is_not_used_is_ignored(tmp_path):

@@ -1,5 +1,6 @@
 """Tensors of a folder: one file or shards, whole or by rows; an index that lies is found out."""
 
+import errno
 import gc
 import json
 import os
@@ -246,6 +247,38 @@ def test_a_truncated_shard_is_named(sharded, shard, keep):
     (sharded / shard).write_bytes((sharded / shard).read_bytes()[:keep])
     with pytest.raises(CourseError, match=f"{shard} is damaged or truncated.*copy the file again"):
         SafetensorsSource(sharded)
+
+
+@pytest.mark.parametrize("opener", ["safe_open", "open"])
+def test_a_file_that_may_not_be_opened(tmp_path, tensors, monkeypatch, opener):
+    write_checkpoint(tmp_path, tensors)
+
+    def refuse(*args, **options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(safetensors_file, opener, refuse, raising=False)
+    with pytest.raises(CourseError, match="safetensors cannot be read .Permission denied.: copy"):
+        SafetensorsSource(tmp_path)
+
+
+def test_a_disk_that_fails_while_reading(tmp_path, tensors, monkeypatch):
+    write_checkpoint(tmp_path, tensors)
+    source = SafetensorsSource(tmp_path)
+
+    opened = source._files[0]._file
+
+    class Broken:
+        def fileno(self):
+            return opened.fileno()
+
+        def seek(self, offset):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(source._files[0], "_file", Broken())
+    with pytest.raises(CourseError, match=f"error, at tensor {NORM}.: copy the file again"):
+        source.read(NORM)
+    with pytest.raises(CourseError, match="cannot be read .Input/output error.: copy"):
+        source.fingerprint()
 
 
 @pytest.mark.parametrize(
