@@ -18,7 +18,7 @@ from course_lib.bench import engine_table
 from course_lib.bench.engine_cases import Q8_0_BYTES, Task
 from course_lib.bench.engine_peer import llama_peer
 from course_lib.bench.engine_records import COLUMNS
-from course_lib.bench.engine_run import EngineRun, measure
+from course_lib.bench.engine_run import EngineRun, measure, rounds_of
 from course_lib.bench.engine_weights import KIND, QWEN3_0_6B, RandomSource, token_bytes
 from course_lib.bench.machine import Kernels, Reader, machine_text, on_fast_cores
 from course_lib.bench.memory import available_bytes
@@ -144,16 +144,20 @@ def measure_all(run: EngineRun, tasks: Sequence[Task], counts: Sequence[int],
     run_prompt(run.model, [0] * 32, kv="q8")  # the first call of a kernel loads its code
     with progress("engine", "round") as step:
         steps = [(task, count) for task in tasks for count in counts]
+        total = sum(rounds_of(task, run.quick) for task, _ in steps)
         done = 0
+
+        def finished() -> None:
+            nonlocal done
+            done += 1
+            step(done, total)
+
         for i, (task, count) in enumerate(steps):
             if i and time.monotonic() > until:
                 return list(dict.fromkeys(task for task, _ in steps[i:]))
-
             # The engine's own choice of blocks asks how many threads there are.
             with patch.dict(os.environ, {"COURSE_THREADS": str(count)}):
-                measure(run, task, count)
-            done += 1
-            step(done, len(steps))
+                measure(run, task, count, finished)
     return []
 
 
@@ -167,7 +171,8 @@ def written(run: EngineRun | None, finished: bool, out: TextIO, csv_path: str | 
         print(f"\n{engine_table.table(records)}\n\n{engine_table.LEGEND}", file=out)
         if run.peer is not None:
             print(engine_table.RATIO_LEGEND, file=out)
-        print(f"\n{engine_table.shares_text(run.profiles)}", file=out)
+        if run.profiles:
+            print(f"\n{engine_table.shares_text(run.profiles)}", file=out)
         for path, text in ((csv_path, csv_text(records, COLUMNS)),
                            (json_path, json_text(records))):
             if path is not None:

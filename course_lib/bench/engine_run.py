@@ -14,7 +14,7 @@ from course_lib.bench.machine import Kernels, Reader
 from course_lib.engine.model import Model
 
 ROUNDS, QUICK_ROUNDS = 3, 1
-"""Of prompts; each takes seconds."""
+"""Of prompts; each takes seconds. Where one has to be enough, none is profiled either."""
 
 TOKEN_ROUNDS, TOKENS = 3, 3
 """Nine tokens to take the median of; before each three, one that does not count: the way before it
@@ -48,15 +48,15 @@ def measure(run: EngineRun, task: Task, threads: int,
             context.set_threads(threads)
     arms = arms_of(task, run.model, run.peer)
     token = task.phase == "tg"
-    count = TOKEN_ROUNDS if token else QUICK_ROUNDS if run.quick else ROUNDS
     times: list[list[float]] = [[] for _ in arms]
     reads: list[float] = []
-    for _ in range(count):
+    for _ in range(rounds_of(task, run.quick)):
         reads += timed(run.reader, 1, READS)
         for arm, found in zip(arms, times, strict=True):
             found += timed(arm.call, 1, TOKENS) if token else timed(arm.call, 0, 1)
         finished()
-    profiles = [profile_of(arm, PROFILED_TOKENS if token else 1) for arm in arms]
+    profiled_calls = PROFILED_TOKENS if token else 0 if run.quick else 1
+    profiles = [profile_of(arm, profiled_calls) for arm in arms]
     gb_per_s = run.reader.nbytes / median(reads) / 1e9
     records = [record_of(task, arm, threads, median(found), gb_per_s, profile)
                for arm, found, profile in zip(arms, times, profiles, strict=True)]
@@ -64,6 +64,11 @@ def measure(run: EngineRun, task: Task, threads: int,
     run.gb_per_s.setdefault(threads, []).append(gb_per_s)
     run.profiles += [(record, profile) for record, profile in zip(records, profiles, strict=True)
                      if profile is not None]
+
+
+def rounds_of(task: Task, quick: bool) -> int:
+    """How often each arm has its turn."""
+    return TOKEN_ROUNDS if task.phase == "tg" else QUICK_ROUNDS if quick else ROUNDS
 
 
 def timed(call: Callable[[], object], before: int, count: int) -> list[float]:
@@ -79,8 +84,8 @@ def timed(call: Callable[[], object], before: int, count: int) -> list[float]:
 
 
 def profile_of(arm: Arm, count: int) -> Profile | None:
-    """Where the time of the engine's own calls goes, in runs that are not among the timed ones."""
-    if arm.engine != "course":
+    """Where the time of `count` of the engine's own calls goes, which are not among the timed."""
+    if arm.engine != "course" or not count:
         return None
     with profiled() as profile:
         for _ in range(count):

@@ -257,12 +257,28 @@ def test_rounds_interleave_and_a_row_is_the_median(monkeypatch, tiny):
     assert b.bandwidth_fraction == pytest.approx(200 / 40 / 50)
 
 
+@pytest.mark.parametrize(("task", "quick", "calls", "profiled"), [
+    (Task("pp", 9, 0), False, engine_run.ROUNDS, 1), (Task("pp", 9, 0), True, 1, 0),
+    (Task("tg", 1, 0), True, engine_run.TOKEN_ROUNDS * (1 + engine_run.TOKENS),
+     engine_run.PROFILED_TOKENS)])
+def test_how_often_an_arm_is_called(task, quick, calls, profiled, monkeypatch, tiny):
+    done, steps = [], []
+    arms = [Arm("course", "f32", None, lambda: done.append("timed"))]
+    monkeypatch.setattr(engine_run, "arms_of", lambda task, model, peer: arms)
+    kernels = machine.Kernels()
+    run = engine_run.EngineRun(kernels, machine.Reader(kernels, 2**14), tiny, quick=quick)
+    engine_run.measure(run, task, 1, lambda: steps.append(1))
+    assert len(done) == calls + profiled and len(steps) == engine_run.rounds_of(task, quick)
+    assert len(run.profiles) == bool(profiled)
+    assert run.records[0].tokens_per_s > 0
+
+
 @needs_kernels
 def test_quick_asks_a_prompt_once_and_begins_nothing_late_but_the_first(monkeypatch):
     now = [0.0]
     counts = []
 
-    def slow(run, task, threads):
+    def slow(run, task, threads, finished):
         now[0] += 100
         counts.append((task.title, run.quick))
         run.records.append(EngineRecord("course", task.phase, task.n, task.depth, "f32", None,
@@ -288,7 +304,7 @@ def test_the_tasks_are_those_that_are_promised_and_quick_has_some_of_each_phase(
 @needs_kernels
 def test_the_gate_is_asked_for_the_threads_that_are_measured(monkeypatch):
     asked = []
-    monkeypatch.setattr(engine_report, "measure", lambda run, task, threads: asked.append(
+    monkeypatch.setattr(engine_report, "measure", lambda run, task, threads, finished: asked.append(
         (threads, backend.threads())))
     monkeypatch.setenv("COURSE_THREADS", "1")
     bench(threads=[2], tasks=TASKS[:1])
