@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from course_lib.engine.config_keys import shown
 from course_lib.engine.gguf_types import KINDS, OTHER_KINDS
 from course_lib.errors import CourseError
 
@@ -23,6 +24,7 @@ REMEDY = "copy the file again from where the model came from"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
+LONGEST_NAME = 200
 # Far above what models have (a vocabulary of 256,000, a tokenizer.json of 20 MB), far below memory.
 MAX_ITEMS, MAX_STRING = 2**22, 2**26
 
@@ -82,14 +84,14 @@ class _Reader:
         self.fits(field_count, 12, "fields of metadata")
         metadata: dict[str, Any] = {}
         for _ in range(field_count):
-            key = self.string()
+            key = self.name()
             if key in metadata:
                 raise self.damaged(f"{key} is there twice")
             metadata[key] = self.value(self.number("<u4"), key)
         table = [self.tensor_info() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise self.damaged(f"general.alignment is {alignment!r}, not a power of two")
+            raise self.damaged(f"general.alignment is {shown(alignment)}, not a power of two")
         begin = -(-(self.length - self.left) // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
         for name, kind, shape, offset in table:
@@ -99,7 +101,7 @@ class _Reader:
         return GgufHeader(metadata, tensors, begin)
 
     def tensor_info(self) -> tuple[str, int, tuple[int, ...], int]:
-        name, dimensions = self.string(), self.number("<u4")
+        name, dimensions = self.name(), self.number("<u4")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise self.damaged(f"tensor {name} has {dimensions} dimensions")
         # The file counts from the innermost dimension, NumPy from the outermost.
@@ -153,6 +155,12 @@ class _Reader:
             return self.bytes(length).decode("utf-8")
         except UnicodeDecodeError:
             raise self.damaged("a string is not UTF-8") from None
+
+    def name(self) -> str:
+        text = self.string()
+        if not text.isprintable() or not 0 < len(text) <= LONGEST_NAME:
+            raise self.damaged(f"a key or tensor is named {text[:40]!a}")
+        return text
 
     def bytes(self, count: int) -> bytes:
         if count > self.left:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from course_lib.engine.config_keys import shown
 from course_lib.engine.files import require_file
 from course_lib.engine.fingerprint import add_sample
 from course_lib.engine.gguf_header import REMEDY, GgufTensor, read_header
@@ -83,7 +84,7 @@ class GgufSource:
         self._size, self.metadata = header.size, header.metadata
         parts = header.metadata.get("split.count", 1)
         if parts != 1:
-            raise CourseError(f"{path} is one of {parts} parts of a model: join them with "
+            raise CourseError(f"{path} is one of {shown(parts)} parts of a model: join them with "
                               "llama-gguf-split --merge, or choose a model in one file")
         heads = _paired_heads(header.metadata)
         self._parts: dict[str, _Part] = {}

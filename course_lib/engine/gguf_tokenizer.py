@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.engine.chat import ChatTemplate
+from course_lib.engine.config_keys import shown
 from course_lib.engine.files import one_line
 from course_lib.engine.gguf_header import REMEDY
 from course_lib.engine.tokenizer import Tokenizer
@@ -63,15 +64,15 @@ def _definition(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
     model = metadata.get(KEY + "model")
     if model != "gpt2":
         raise CourseError(
-            f"{path}: its tokenizer is of the kind {model!r}, only 'gpt2' (byte-level BPE) is "
+            f"{path}: its tokenizer is of the kind {shown(model)}, only 'gpt2' (byte-level BPE) is "
             "supported: choose another model"
         )
     pre = metadata.get(KEY + "pre", "default")
     parts = PRE_TOKENIZERS.get(SAME_AS.get(pre, pre)) if isinstance(pre, str) else None
     if parts is None:
         raise CourseError(
-            f"{path}: its tokenizer cuts text as {pre!r}, known are {', '.join(PRE_TOKENIZERS)}: "
-            "choose another model"
+            f"{path}: its tokenizer cuts text as {shown(pre)}, known are "
+            f"{', '.join(PRE_TOKENIZERS)}: choose another model"
         )
     tokens, merges = (_strings(metadata, KEY + name, path) for name in ("tokens", "merges"))
     types = metadata.get(KEY + "token_type", [NORMAL] * len(tokens))

@@ -126,6 +126,9 @@ def test_names_that_are_there_twice_or_no_text(path):
     patch(path, offset_of(path, b"tokenizer.ggml.pre"), b"tokenizer.ggml.\xff\xfe\xfd")
     assert "a string is not UTF-8" in refusal(path)
     path.write_bytes(original)
+    patch(path, offset_of(path, b"blk.1.attn_norm.weight"), b"blk.1\nattn")
+    assert r"a key or tensor is named 'blk.1\nattn_norm.weight'" in refusal(path)
+    path.write_bytes(original)
     key = b"tokenizer.ggml.model"
     patch(path, offset_of(path, key) + len(key), struct.pack("<I", 99))
     assert "tokenizer.ggml.model has the unknown type 99" in refusal(path)
