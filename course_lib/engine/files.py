@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def read_bytes(path: Path, *, remedy: str) -> bytes:
     require_file(path, remedy=remedy)
     try:
         with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
+            size = os.fstat(file.fileno()).st_size  # as much memory as is asked for is taken
+            data = file.read(min(size, LARGEST) + 1)
     except OSError as error:
         raise CourseError(f"{path} cannot be read ({error.strerror}): {remedy}") from None
     if len(data) > LARGEST:
