@@ -1,6 +1,7 @@
 """Products of activations with weight matrices, float32 or packed blocks, by the best kernel."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +26,16 @@ from course_lib.weight_blocks import (
 PANEL = 16  # rows that lie together, so that the lanes of a vector are outputs
 
 
-def empty_panels(shape: tuple[int, ...], kind: Kind) -> tuple[np.ndarray, np.ndarray]:
-    """Return codes and scales of a PackedMatrix of ``shape`` [rows, cols], yet to be written."""
+def empty_panels(shape: tuple[int, ...], kind: Kind,
+                 empty: Callable[..., np.ndarray] = np.empty) -> tuple[np.ndarray, np.ndarray]:
+    """Return codes and scales of a PackedMatrix of ``shape`` [rows, cols], yet to be written.
+
+    empty(shape, dtype): where their memory comes from.
+    """
     panels, cols = -(-shape[0] // PANEL), shape[1]
     dtype, fours = (np.int8, cols // 4) if kind == "q8_0" else (np.uint8, cols // 8)
-    return (np.empty((panels, fours, PANEL, 4), dtype),
-            np.empty((panels, cols // BLOCK, PANEL), np.float16))
+    return (empty((panels, fours, PANEL, 4), dtype),
+            empty((panels, cols // BLOCK, PANEL), np.float16))
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from course_lib.arrays import F32
+from course_lib.engine.arena import LINE, Arena
 from course_lib.engine.config import ModelConfig
 from course_lib.engine.tensor_source import TensorSource
 from course_lib.engine.weights import (
@@ -48,6 +49,7 @@ def load_weights(
     check_columns(source, config, kind)
     check_tied(source, config)
     count = Counter(config, kind, on_progress)
+    arena = Arena(count.total + 2 * LINE * len(slots_of(config)))
 
     def fill(slot: Slot) -> Any:
         if not slot.packed:
@@ -57,14 +59,14 @@ def load_weights(
         return f32_matrix(slot) if kind == "f32" else packed_matrix(slot)
 
     def f32_matrix(slot: Slot) -> np.ndarray:
-        matrix = np.empty(slot.shape, F32)
+        matrix = arena.empty(slot.shape, F32)
         for first, rows in pieces_f32(source, slot):
             matrix[first : first + len(rows)] = rows
             count.add(rows.nbytes)
         return matrix
 
     def packed_matrix(slot: Slot) -> PackedMatrix:
-        codes, scales = empty_panels(slot.shape, kind)  # type: ignore[arg-type]
+        codes, scales = empty_panels(slot.shape, kind, arena.empty)  # type: ignore[arg-type]
         for first, piece in pieces_packed(source, slot, kind):  # type: ignore[arg-type]
             codes[first : first + len(piece.codes)] = piece.codes
             scales[first : first + len(piece.scales)] = piece.scales
