@@ -61,7 +61,7 @@ def scratch_bytes(config: ModelConfig, kv: str, context: int) -> int:
     q, rows = config.num_attention_heads * d, config.num_key_value_heads * d
     token = config.hidden_size + 2 * (q + 2 * rows) + q + config.num_attention_heads + 256
     token += 2 * rows if kv == "q8" else 0
-    widest = max((slot.shape[0] for slot in slots_of(config)[:-1] if slot.packed
+    widest = max((slot.shape[0] for slot in slots_of(config) if slot.packed
                   and slot.name.startswith("model.layers")), default=0)
     tile = min(TILE, context) * (2 * widest + 4 * config.hidden_size + q)
     return 4 * (context * token + tile + 2 * config.vocab_size)

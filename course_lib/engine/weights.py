@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -118,7 +119,8 @@ class Slot(NamedTuple):
     packed: bool
 
 
-def slots_of(config: ModelConfig) -> list[Slot]:
+@functools.lru_cache(maxsize=4)  # of a mixture of experts they are tens of thousands
+def slots_of(config: ModelConfig) -> tuple[Slot, ...]:
     """Every array of the weights of `config`, in the order in which `assemble` asks for it."""
     slots: list[Slot] = []
 
@@ -126,7 +128,7 @@ def slots_of(config: ModelConfig) -> list[Slot]:
         slots.append(slot)
 
     assemble(config, note)
-    return slots
+    return tuple(slots)
 
 
 def assemble(config: ModelConfig, fill: Callable[[Slot], Any]) -> Weights:
