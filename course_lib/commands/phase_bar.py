@@ -23,7 +23,7 @@ class PhaseBar:
     def __call__(self, phase: str, done: int, total: int) -> None:
         tokens = self._tokens if phase == "prefill" else total
         reached = tokens * done // max(total, 1)
-        if self._bar is None or self._bar.desc != f"{phase}: " or reached < self._bar.n:
+        if self._bar is None or self._bar.desc != phase or reached < self._bar.n:
             self.close()
             self._bar = tqdm(desc=phase, total=tokens, unit="token", unit_scale=True, leave=False,
                              delay=DELAY, file=sys.stderr, disable=not sys.stderr.isatty())

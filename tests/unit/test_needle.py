@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 
+import numpy as np
 import pytest
 
 from course_lib.cli import main
@@ -13,6 +15,7 @@ from course_lib.lab.needle import (
     Arm,
     NeedleOptions,
     holds_value,
+    prefilled,
     prompt_of,
     run_prompt,
     run_trials,
@@ -167,6 +170,26 @@ def test_progress_is_told_by_phase(shipped_engine):
     (trials,) = run_trials(shipped_engine, options, on_progress=lambda *told: seen.append(told))
     decode = [told for told in seen if told[0] == "decode"]
     assert decode == [("decode", n + 1, 12) for n in range(len(trials[0].attn_ms))]
+    prefill = [told[1:] for told in seen if told[0] == "prefill"]
+    assert seen[: len(prefill)] == [("prefill", *told) for told in prefill]
+    (total,) = {total for _, total in prefill}
+    done = [done for done, _ in prefill]
+    assert done == sorted(done) and done[-1] == total
+
+
+def test_groups_of_sparse_prefill_change_what_is_cached(shipped_engine):
+    options = NeedleOptions(ks=(8,), prefill_k=2, **SHORT)
+    prompt = prompt_of(shipped_engine, options, 0)
+
+    def values(**more):
+        session = prefilled(shipped_engine, prompt, replace(options, **more), 2)
+        return session.cache.rows(1).v.copy()
+
+    batch, four = values(), values(prefill_group=4)
+    assert not np.array_equal(batch, four)
+    assert np.array_equal(values(prefill_group=256), batch)
+    exact = prefilled(shipped_engine, prompt, replace(options, prefill_group=4), None)
+    assert not np.array_equal(exact.cache.rows(1).v, four)
 
 
 def test_a_wrong_backend_is_said_before_the_work(monkeypatch, capsys):
