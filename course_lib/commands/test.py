@@ -24,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arm64", action="store_true",
                         help="also the kernels on emulated arm64 (as root, installs Debian's "
                         "gcc-aarch64-linux-gnu and qemu-user)")
+    parser.add_argument("--browser", action="store_true",
+                        help="also pages in a real browser (Debian's chromium)")
     parser.add_argument("--backend", metavar="NAME", help="kernels to use, as COURSE_KERNEL")
 
 

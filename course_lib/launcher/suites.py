@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from course_lib.launcher import arm64, kernel_builds, side_environment
+from course_lib.launcher import arm64, browser, kernel_builds, side_environment
 from course_lib.launcher.runner import TESTS, Count, environ, pytest
 from course_lib.paths import NOTEBOOKS, ROOT
 
@@ -104,6 +104,8 @@ SUITES = (
     Suite("nbval-numpy", "every notebook's outputs on NumPy", lambda: nbval("numpy"), "full"),
     Suite("oracle-torch", "tests/oracle against torch, in .venv-oracle", oracle_torch, "full"),
     Suite("pythons", "tests/unit on other Pythons, in .venv-py3.x", pythons, "full"),
+    Suite("browser", "tests/browser: pages in Chromium, by Playwright in .venv-browser",
+          browser.tests, "browser"),
     Suite("sanitize", "the kernels under address and undefined-behaviour sanitizers", sanitized,
           "sanitize"),
     Suite("arm64", "the kernels on emulated arm64, in .venv-arm64", arm64.tests, "arm64"),

@@ -1,0 +1,36 @@
+"""The tests in a real browser: Debian's Chromium, driven by Playwright in an environment of its
+own."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+from course_lib.errors import CourseError
+from course_lib.launcher import environment, side_environment
+from course_lib.launcher.runner import TESTS, Count, environ, pytest
+from course_lib.launcher.side_environment import impossible
+from course_lib.paths import ROOT
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+def find_chromium() -> str | None:
+    """The path of a browser of the Chromium family, None where there is none."""
+    return next(filter(None, map(shutil.which, CHROMIUM)), None)
+
+
+def tests() -> Count:
+    """Run tests/browser; the servers that they look at run in the course's own environment."""
+    chromium = find_chromium()
+    if chromium is None:
+        return impossible("no Chromium is installed: sudo apt install chromium")
+    base, folder = environment.requirements(str(ROOT), ()), str(TESTS / "browser")
+    packages = environment.requirements(str(ROOT), ("browser",))[len(base):]
+    try:
+        python = side_environment.ensure("browser", sys.executable, [*packages, "pytest"])
+    except CourseError as error:
+        return impossible(str(error))
+    # Without the other tests' settings, whose packages are not in that environment.
+    return pytest("--confcutdir", folder, folder, python=python, skips_fail=True,
+                  env=environ(COURSE_CHROMIUM=chromium, COURSE_PYTHON=sys.executable))
