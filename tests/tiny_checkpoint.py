@@ -69,10 +69,18 @@ def random_tensors(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
             p + "self_attn.q_norm.weight": gain(d, 1.5),
             p + "self_attn.k_norm.weight": gain(d, 1.5),
             p + "post_attention_layernorm.weight": gain(hidden, 1.0),
-            p + "mlp.gate_proj.weight": matrix(inner, hidden),
-            p + "mlp.up_proj.weight": matrix(inner, hidden),
-            p + "mlp.down_proj.weight": matrix(hidden, inner),
         }
+        mlps = {p + "mlp.": inner}
+        if experts := config.get("num_experts"):
+            tensors[p + "mlp.gate.weight"] = matrix(experts, hidden)
+            width = config["moe_intermediate_size"]
+            mlps = {f"{p}mlp.experts.{expert}.": width for expert in range(experts)}
+        for prefix, width in mlps.items():
+            tensors |= {
+                prefix + "gate_proj.weight": matrix(width, hidden),
+                prefix + "up_proj.weight": matrix(width, hidden),
+                prefix + "down_proj.weight": matrix(hidden, width),
+            }
     tensors["model.norm.weight"] = gain(hidden, 4.0)
     if not config["tie_word_embeddings"]:
         tensors["lm_head.weight"] = matrix(config["vocab_size"], hidden)

@@ -58,7 +58,7 @@ TINY_TEXT = {
     "tie_word_embeddings": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
 }
-TINY_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+TINY_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
             "mlp_only_layers": [0]}
 # Golden file -> family, changes to TINY_TEXT, size of a shard, seed of the weights. The seeds are
 # chosen so that no greedy choice is closer than rounding.

@@ -66,27 +66,31 @@ def _named(tensor: str, stored: Mapping[str, Stored]) -> Iterator[tuple[str, Par
 def _experts(tensor: str, name: str, stored: Mapping[str, Stored]) -> dict[str, Part] | None:
     """One part per expert's matrix of a tensor that holds them all; None for a strange shape.
 
-    Stored are `[experts, out, in]` (transformers) or `[experts, in, out]` (Qwen3-VL-MoE as
-    published); where both fit it is the former, as transformers reads it.
+    Stored are both tensors of a layer as `[experts, out, in]` (transformers), or both as
+    `[experts, in, out]` (Qwen3-VL-MoE as published). A square one may be either: the other tells.
+    (transformers 5.24 takes a square one for the former even then; no published model has one.)
     """
-    shape = stored[tensor].shape
     layer = tensor.removesuffix(GATE_UP).removesuffix(DOWN)
-    router = stored.get(layer + "mlp.gate.weight")
-    if router is None or len(router.shape) != 2 or len(shape) != 3 or 0 in shape:
+    shapes = [stored[key].shape if key in stored else ()
+              for key in (layer + GATE_UP, layer + DOWN, layer + "mlp.gate.weight")]
+    if [len(shape) for shape in shapes] != [3, 3, 2]:
         return None
-    experts, rows, columns = shape
-    hidden = router.shape[1]
-    gate_up = name.endswith(GATE_UP)
-    transposed = (columns if gate_up else rows) != hidden
+    gate_up, down, (_, hidden) = shapes
+    transposed = not gate_up[2] == down[1] == hidden
     if transposed:
-        rows, columns = columns, rows
-    if (columns if gate_up else rows) != hidden or experts > MOST_EXPERTS or (gate_up and rows % 2):
+        gate_up, down = (gate_up[0], gate_up[2], gate_up[1]), (down[0], down[2], down[1])
+    experts, inner = down[0], down[2]
+    if gate_up != (experts, 2 * inner, hidden) or down != (experts, hidden, inner):
         return None
-    projections = ("gate_proj", "up_proj") if gate_up else ("down_proj",)
-    height = rows // len(projections)
+    if not (0 < experts <= MOST_EXPERTS and inner and hidden):
+        return None
+    projections = ("gate_proj", "up_proj") if name.endswith(GATE_UP) else ("down_proj",)
+    height, columns = (inner, hidden) if name.endswith(GATE_UP) else (hidden, inner)
+    rows = height * len(projections)
     step = height if transposed else height * columns
+    prefix = name.removesuffix(GATE_UP).removesuffix(DOWN) + "mlp.experts."
     return {
-        f"{name.removesuffix(GATE_UP).removesuffix(DOWN)}mlp.experts.{expert}.{projection}.weight":
+        f"{prefix}{expert}.{projection}.weight":
             Part(tensor, (height, columns), expert * rows * columns + i * step,
                  rows if transposed else None)
         for expert in range(experts)

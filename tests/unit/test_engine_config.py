@@ -255,6 +255,9 @@ def test_scaled_rope(tmp_path):
     linear = {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}
     both = config_of(tmp_path, {"rope_scaling": yarn, "rope_parameters": linear})
     assert (both.rope, both.rope_theta) == (config.rope, 1e4)
+    null = {"rope_type": None, "type": "linear", "factor": 2.0, "rope_theta": None}
+    old = config_of(tmp_path, {"rope_scaling": null})
+    assert (old.rope.kind, old.rope_theta) == ("linear", 1e4)
     both = config_of(tmp_path, {"rope_scaling": {}, "rope_parameters": linear})
     assert (both.rope.kind, both.rope_theta) == ("linear", 7.0)
 

@@ -1,13 +1,18 @@
 """Tensors' names of every family, brought to those of Qwen3 and Llama."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from course_lib.engine import Engine
 from course_lib.engine.safetensors_source import SafetensorsSource
 from course_lib.engine.tensor_names import Part, parts_of
 from course_lib.engine.tensor_source import Stored
 from course_lib.errors import CourseError
+from tests.tiny_checkpoint import random_tensors, write_checkpoint
 
 
 def names_of(**shapes):
@@ -56,16 +61,16 @@ ROUTER = LAYER + "mlp.gate.weight"
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("inner", [3, 5, 8])
+@pytest.mark.parametrize("inner", [3, 4, 8])
 def test_all_experts_in_two_tensors(tmp_path, transposed, inner):
-    """Which way round they lie is seen from the router's width, 8 here; in doubt not transposed."""
+    """Which way round they lie is seen from the router's width, 8 here. With 4 one of the tensors
+    is square, with 8 the other."""
     rng = np.random.default_rng(inner)
     gate_up = rng.standard_normal((4, 2 * inner, 8)).astype(np.float32)
     down = rng.standard_normal((4, 8, inner)).astype(np.float32)
-    turn = transposed and inner != 8  # of down alone both orders would fit
     stored = {
-        GATE_UP: np.ascontiguousarray(gate_up.transpose(0, 2, 1)) if turn else gate_up,
-        DOWN: np.ascontiguousarray(down.transpose(0, 2, 1)) if turn else down,
+        GATE_UP: np.ascontiguousarray(gate_up.transpose(0, 2, 1)) if transposed else gate_up,
+        DOWN: np.ascontiguousarray(down.transpose(0, 2, 1)) if transposed else down,
         ROUTER: np.zeros((4, 8), np.float32),
     }
     save_file(stored, tmp_path / "model.safetensors")
@@ -84,19 +89,61 @@ def test_all_experts_in_two_tensors(tmp_path, transposed, inner):
 
 
 @pytest.mark.parametrize(
-    "shapes",
+    ("gate_up", "down", "router"),
     [
-        {GATE_UP: (4, 6, 8)},  # no router
-        {GATE_UP: (4, 6, 8), ROUTER: (32,)},
-        {GATE_UP: (4, 48), ROUTER: (4, 8)},
-        {GATE_UP: (4, 6, 7), ROUTER: (4, 8)},
-        {GATE_UP: (4, 5, 8), ROUTER: (4, 8)},  # gate and up cannot be as high
-        {GATE_UP: (4, 0, 8), ROUTER: (4, 8)},
-        {GATE_UP: (10**9, 2, 8), ROUTER: (4, 8)},
-        {DOWN: (4, 6, 7), ROUTER: (4, 8)},
+        ((4, 6, 8), (4, 8, 3), None),
+        ((4, 6, 8), None, (4, 8)),
+        (None, (4, 8, 3), (4, 8)),
+        ((4, 6, 8), (4, 8, 3), (32,)),
+        ((4, 48), (4, 8, 3), (4, 8)),
+        ((4, 6, 8), (4, 24), (4, 8)),
+        ((4, 6, 7), (4, 8, 3), (4, 8)),
+        ((4, 6, 8), (4, 7, 3), (4, 8)),
+        ((4, 6, 8), (4, 3, 8), (4, 8)),  # one each way round
+        ((4, 8, 6), (4, 8, 3), (4, 8)),
+        ((4, 5, 8), (4, 8, 3), (4, 8)),
+        ((3, 6, 8), (4, 8, 3), (4, 8)),
+        ((4, 0, 8), (4, 8, 0), (4, 8)),
+        ((4, 6, 0), (4, 0, 3), (4, 0)),
+        ((0, 6, 8), (0, 8, 3), (4, 8)),
+        ((10**9, 6, 8), (10**9, 8, 3), (4, 8)),
     ],
 )
-def test_experts_of_a_strange_shape_keep_their_name(shapes):
+def test_experts_of_a_strange_shape_keep_their_name(gate_up, down, router):
     """So that they are reported as an unknown tensor."""
-    name = next(iter(shapes))
-    assert names_of(**shapes)[name.replace("language_model.", "")] == Part(name, shapes[name])
+    shapes = {GATE_UP: gate_up, DOWN: down, ROUTER: router}
+    shapes = {name: shape for name, shape in shapes.items() if shape is not None}
+    assert names_of(**shapes) == {
+        name.replace("language_model.", ""): Part(name, shape) for name, shape in shapes.items()}
+
+
+MOE = {"model_type": "qwen3_moe", "hidden_size": 64, "num_experts": 3, "num_experts_per_tok": 2,
+       "moe_intermediate_size": 32, "norm_topk_prob": True, "tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+def test_a_vision_model_of_experts_is_its_text_model(tmp_path, kind):
+    """The same weights under Qwen3-MoE's names, and as Qwen3-VL-MoE is published."""
+    config = write_checkpoint(tmp_path / "text", **MOE)
+    plain = random_tensors(config)
+    published = {"model.visual.pos_embed.weight": np.full((4, 4), np.nan, np.float32)}
+    for name, tensor in plain.items():
+        if "mlp.experts." not in name:
+            published[name.replace("model.", "model.language_model.")] = tensor
+    for layer in range(2):
+        parts = {part: np.stack([
+            plain[f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"].T
+            for expert in range(3)]) for part in ("gate", "up", "down")}
+        prefix = f"model.language_model.layers.{layer}.mlp.experts."
+        both = np.concatenate([parts["gate"], parts["up"]], axis=2)
+        published[prefix + "gate_up_proj"] = np.ascontiguousarray(both)
+        published[prefix + "down_proj"] = np.ascontiguousarray(parts["down"])
+    write_checkpoint(tmp_path / "vision", published)
+    text = {key: value for key, value in config.items() if key != "architectures"}
+    (tmp_path / "vision" / "config.json").write_text(json.dumps({
+        "model_type": "qwen3_vl_moe", "tie_word_embeddings": False,
+        "text_config": text | {"model_type": "qwen3_vl_moe_text"}}))
+    ids = [5, 90, 17, 250]
+    engines = [Engine.load(tmp_path / name, weights=kind) for name in ("text", "vision")]
+    assert engines[1].config == replace(engines[0].config, family="qwen3_vl_moe")
+    np.testing.assert_array_equal(engines[1].forward(ids), engines[0].forward(ids))
