@@ -30,6 +30,8 @@ READ_AS: dict[str, np.dtype] = {
 # to speak of besides its result.
 PIECE = 1 << 18
 LONGEST_NAME = 200
+# Some 150 bytes for each of 36,000 tensors (94 layers of 128 experts) are 5 MiB.
+LARGEST_HEADER = 32 << 20
 
 
 class Place(NamedTuple):
@@ -52,23 +54,28 @@ class SafetensorsFile:
         self.path = path
         require_file(path, remedy=REMEDY)
         try:
-            with safe_open(str(path), framework="np"):
-                pass  # the safetensors package checks the layout: sizes, gaps, overlaps
             self._file = open(path, "rb", buffering=0)
         except OSError as error:
-            raise CourseError(
-                f"{path} cannot be read ({error.strerror or one_line(error)}): {REMEDY}"
-            ) from None
-        except (SafetensorError, ValueError, OverflowError) as error:
-            raise CourseError(
-                f"{path} is damaged or truncated ({one_line(error)}): {REMEDY}"
-            ) from None
+            raise CourseError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
         weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()
-        size = self._read_bytes(0, 8, "the header")
-        self.data_offset = 8 + int.from_bytes(size, "little")
-        self.header = bytes(self._read_bytes(8, self.data_offset - 8, "the header"))
+        size = int.from_bytes(self._read_bytes(0, 8, "the header"), "little")
+        if size > LARGEST_HEADER:
+            raise CourseError(f"{path} is damaged (its header would have {size} bytes): {REMEDY}")
+        self._check_layout()
+        self.data_offset = 8 + size
+        self.header = bytes(self._read_bytes(8, size, "the header"))
         self.tensors = self._places()
+
+    def _check_layout(self) -> None:
+        """Sizes, gaps, overlaps: the safetensors package knows what a header may say."""
+        try:
+            with safe_open(str(self.path), framework="np"):
+                pass
+        except (SafetensorError, OSError, ValueError, OverflowError) as error:
+            raise CourseError(
+                f"{self.path} is damaged or truncated ({one_line(error)}): {REMEDY}"
+            ) from None
 
     def add_to(self, digest: hashlib._Hash, pages: int) -> None:
         """Add name, header, size, time of change and some pages of the file to `digest`."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from course_lib.engine import safetensors_file
 from course_lib.engine.config import ModelConfig
 from course_lib.engine.safetensors_source import SafetensorsSource
 from course_lib.engine.tokenizer import Tokenizer
@@ -123,14 +124,25 @@ def test_a_lying_header(pairs):
             np.testing.assert_array_equal(tensor.ravel(), VALUES)
 
 
-@pytest.mark.parametrize("size", [0, 1, 2**20, 100_000_001, 2**31, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("size", [0, 1, 2**20, 2**25, 2**25 + 1, 2**31, 2**63 - 1, 2**64 - 1])
 def test_a_header_size_that_cannot_be(tmp_path, size):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", size) + b"{}" + b"x" * 100)
     tracemalloc.start()
-    with pytest.raises(CourseError, match="damaged or truncated"):
+    with pytest.raises(CourseError, match="is damaged (or truncated|.its header would have )"):
         SafetensorsSource(tmp_path)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
+
+
+def test_a_header_larger_than_any(tmp_path, monkeypatch):
+    monkeypatch.setattr(safetensors_file, "LARGEST_HEADER", 40)
+    for padding, fits in [(38, True), (39, False)]:
+        (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(b"{}" + b" " * padding, b""))
+        if fits:
+            assert SafetensorsSource(tmp_path).stored == {}
+        else:
+            with pytest.raises(CourseError, match=r"damaged .its header would have 41 bytes"):
+                SafetensorsSource(tmp_path)
 
 
 GOOD_INDEX = json.dumps({"metadata": {"total_size": 34}, "weight_map": {
