@@ -15,7 +15,8 @@ from course_lib.paths import ROOT
 pytest.importorskip("ipywidgets")  # some tools draw with the upper floor
 
 TOOLS = sorted(path.name for path in (ROOT / "tools").glob("*.py"))
-NEED_TORCH = {"train_needle_model.py": "train", "make_engine_golden.py": "oracle"}
+NEED_TORCH = {"train_needle_model.py": "train", "make_engine_golden.py": "oracle",
+              "choose_prompts.py": "oracle"}
 WITHOUT_TORCH = ("import runpy, sys; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; "
                  "runpy.run_path(sys.argv[0], run_name='__main__')")
 
