@@ -91,7 +91,9 @@ def _conversation(
 ) -> list[int]:
     messages = []
     for number, fact in enumerate(facts):
-        question = content_of(notes, fact.question, template) if number == 0 else fact.question
+        question = fact.question
+        if number == 0:
+            question = content_of(notes, question, template, fact.beginning)
         messages.append({"role": "user", "content": question})
         messages.append({"role": "assistant", "content": fact.sentence})
     return tokenizer.apply_chat_template(messages, add_generation_prompt=False)

@@ -14,7 +14,7 @@ from course_lib.lab.notes import Notes, line_source
 
 TEMPLATES = ("chat", "instruct", "bare")
 HEADER = "Read these notes."
-INSTRUCTION = "Answer in one short sentence, in the words of the notes."
+INSTRUCTION = 'Answer in one short sentence from the notes that begins with "{}".'
 ARTICLE_FACT = world.Fact("Zara", "favorite food", "ramen")  # article 10-2's needle
 _ATTEMPTS = 32
 
@@ -41,7 +41,7 @@ class NeedlePrompt:
     @property
     def content(self) -> str:
         """The prompt as one text, without the marks of a chat template."""
-        return content_of(self.lines, self.question, self.template)
+        return content_of(self.lines, self.question, self.template, self.fact.beginning)
 
 
 def default_template(tokenizer) -> str:
@@ -53,25 +53,31 @@ def default_template(tokenizer) -> str:
     return "chat" if all(len(ids) == 1 for ids in names) else "instruct"
 
 
-def content_of(lines: Sequence[str], question: str, template: str) -> str:
+def content_of(
+    lines: Sequence[str], question: str, template: str, beginning: str = ""
+) -> str:
     """Notes and question as one text.
 
     "chat": nothing more, what the shipped model was trained on. "instruct": says what to do, for
-    models that follow instructions. "bare": a completion, for no chat template.
+    models that follow instructions; the answer's `beginning` makes them say more than the value,
+    whose first token, if it came first, would be prefill's. "bare": a completion, for no chat
+    template.
     """
     notes = "\n".join([HEADER, *lines])
     if template == "chat":
         return f"{notes}\n{question}"
     if template == "instruct":
-        return f"{notes}\n\nQuestion: {question}\n{INSTRUCTION}"
+        return f"{notes}\n\nQuestion: {question}\n{INSTRUCTION.format(beginning)}"
     if template == "bare":
         return f"{notes}\nQuestion: {question}\nAnswer:"
     raise ValueError(f"template must be one of {', '.join(TEMPLATES)}, not {template!r}")
 
 
-def prompt_ids(tokenizer, lines: Sequence[str], question: str, template: str) -> list[int]:
-    """Token ids of notes and question, in the model's chat template unless `template` is "bare"."""
-    content = content_of(lines, question, template)
+def prompt_ids(
+    tokenizer, lines: Sequence[str], question: str, template: str, beginning: str = ""
+) -> list[int]:
+    """Token ids of `content_of`, in the model's chat template unless `template` is "bare"."""
+    content = content_of(lines, question, template, beginning)
     if template == "bare":
         return tokenizer.encode(content, allow_special=False)
     return tokenizer.apply_chat_template([{"role": "user", "content": content}])
@@ -98,7 +104,8 @@ def build_needle_prompt(
         raise ValueError(f"position must lie between 0 and 1, not {position}")
     rng = random.Random(f"needle-{seed}")
     fact = fact or _random_fact(rng, unseen)
-    fixed = len(prompt_ids(tokenizer, [fact.sentence], fact.question, template))
+    asked = fact.question, template, fact.beginning
+    fixed = len(prompt_ids(tokenizer, [fact.sentence], *asked))
     if tokens < fixed:
         raise CourseError(
             f"A needle prompt needs at least {fixed} tokens for its needle and question, "
@@ -113,7 +120,7 @@ def build_needle_prompt(
         around = notes.lines()
         needle_line = round(position * len(around))
         lines = (*around[:needle_line], fact.sentence, *around[needle_line:])
-        ids = prompt_ids(tokenizer, lines, fact.question, template)
+        ids = prompt_ids(tokenizer, lines, *asked)
         if len(ids) == tokens:
             needle_span, value_span = _find_needle(tokenizer, ids, fact)
             return NeedlePrompt(

@@ -94,6 +94,11 @@ class Fact:
         return "".join(text for _, text in self.parts)
 
     @property
+    def beginning(self) -> str:
+        """The sentence up to its value."""
+        return self.sentence.removesuffix(f" {self.value}.")
+
+    @property
     def question(self) -> str:
         return f"What is {self.name}'s {self.attribute}?"
 

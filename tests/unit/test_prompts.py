@@ -145,7 +145,10 @@ def test_a_model_of_the_world_keeps_its_format_and_others_get_instructions(shipp
     assert default_template(shipped_engine) == "chat"
     assert {default_template(other_tokenizer(kind)) for kind in OTHERS} == {"instruct"}
     prompt = build_needle_prompt(other_tokenizer("qwen"), 0, tokens=700, template="instruct")
-    end = f"Question: {prompt.question}\n{INSTRUCTION}"
+    fact = prompt.fact
+    beginning = f"{fact.name}'s {fact.attribute} is"
+    end = f"Question: {prompt.question}\n{INSTRUCTION.format(beginning)}"
+    assert f'"{beginning}"' in end
     assert prompt.content.endswith(end) and prompt.content.startswith("Read these notes.\n")
     assert prompt.content in other_tokenizer("qwen").decode(prompt.ids)
 
