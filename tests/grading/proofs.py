@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from typing import Any
 
 from loading import DayProof
@@ -63,7 +64,11 @@ def hidden_is_well_formed(proof: DayProof, item: Exercise) -> None:
 
 def reading_is_proved(proof: DayProof, item: Reading) -> None:
     """Blank is [ ], the truth is [ok], each part made wrong alone is [x]; sealed is current."""
-    assert len(proof.solutions.ANSWERS[item.id].split()) >= 8, "write a model answer and a rubric"
+    answer, _, rubric = proof.solutions.ANSWERS[item.id].partition("Rubric:")
+    assert len(answer.split()) >= 8, "write a model answer and a rubric"
+    stated = sum(map(int, re.findall(r"(\d+)\s+points?:", rubric)))
+    assert stated == proof.points(item.id) - item.auto, "the rubric gives other points"
+    assert (item.auto > 0) == bool(item.parts), "say with auto= what the parts earn"
     truths = proof.readings.get(item.id, {})
     assert tuple(truths) == item.parts
     if not item.parts:

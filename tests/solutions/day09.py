@@ -63,8 +63,8 @@ outlier in one head would coarsen the others, and heads are read one at a time. 
 dimension over all tokens cannot be fixed when a row is written: later tokens are not known yet.
 -128 cannot occur: |x| <= m, so |x * (127/m)| is at most 127 up to one float32 rounding, and
 floor(-127.00001 + 0.5) is -127; the clamp is a guard that never acts.
-5 points: 2 auto for the places and numbers, 2 the scale leaves the sum over one head (1 if only
-"it saves memory"), 1 the bound on |y| with the rounding mentioned.
+Rubric: 2 points: the scale leaves the sum over one head (1 of them if only "it saves memory"); 1
+point: the bound on |y| with the rounding mentioned.
 """,
     "d09.b2": """
 Three places round to int8: q on read (quantize_blocks, per 32 values, ties away from zero), and K
@@ -72,8 +72,8 @@ and V when they are written (KVCache.append, per head, ties up), long before thi
 integer dot of 32 products rounds nothing: at most 32 * 127 * 127 = 516,128 in magnitude, below
 2**24, so even float32 holds every partial sum exactly. What follows (times q_scale, times k_scale,
 exp, the accumulator) is float32 rounding, some 10,000 times finer than a q8 step.
-5 points: 2 auto, 1 the moment of each rounding (write or read), 1 why the dot is exact, 1 that
-float32 rounding is of another order.
+Rubric: 1 point: the moment of each rounding (write or read); 1 point: why the dot is exact; 1
+point: float32 rounding is of another order.
 """,
     "d09.b3": """
 0.994-0.998 are ratios of two perplexities: the article quotes a source comment about the engine's
@@ -83,7 +83,7 @@ slightly better, which is noise of a small sample and not an improvement; if it 
 round, q8 was 0.2-0.6 % worse. The comment does not say which, nor which text, nor how many tokens,
 so no conclusion for another model follows. Our ratio is q8 over f32, over the tokens of the
 recorded run; above 1 would be worse.
-6 points: 2 auto, 2 it is a ratio from one validation path of one model, 1 the side of 1 and what
-it would mean, 1 what is missing to conclude more.
+Rubric: 2 points: it is a ratio from one validation path of one model; 1 point: the side of 1 and
+what it would mean; 1 point: what is missing to conclude more.
 """,
 }

@@ -60,7 +60,7 @@ ANSWERS = {
     "the first condition. n counts the token being decoded, so k = 1 starts at n = 65, k = 32 at "
     "1,025. For k = 16 the multiply-adds stay below exact attention from n = 592 on, but the gate "
     "opens at 513: in between the engine is sparse and mostly does more work. "
-    "Rubric: 1 point: both conditions and why the second changes no bit; 1 point: a shut gate is "
+    "Rubric: 1 point: both conditions, why the second changes no bit, and that a shut gate is "
     "silent, so k = 32 at 1,000 tokens is exact attention under another name; 1 point: "
     "the gate is not the break-even.",
     "d10.b2": "Probe: largest sampled q . k of each block. Importance: (k + 1) // 2 blocks by sum, "
@@ -68,8 +68,8 @@ ANSWERS = {
     "block replaces the weakest probe block. Ties fall to the lower index because the sort is "
     "stable; the eviction takes the earliest chosen of equals because argmin does. Importance "
     "blocks are never displaced: the search for a victim starts at `reserved`. "
-    "Rubric: 2 points: a whole chain for one block, in the order importance, probe, recency; "
-    "1 point: why k = 1 leaves no slot to probe or recency; 1 point: why equal scores need a rule "
+    "Rubric: 1 point: a whole chain for one block, in the order importance, probe, recency; "
+    "1 point: why k = 1 leaves no slot to probe or recency, or why equal scores need a rule "
     "(same query and cache must give the same blocks).",
     "d10.b3": "The gate makes short contexts exact without a word and counts all blocks as read. "
     "The first token of an answer comes from prefill. Engine.forward is always exact, so a "
@@ -77,6 +77,6 @@ ANSWERS = {
     "and so does the missing probe slot at k = 1; the probe's price, the tail as the most "
     "important block and the always-kept last block do not survive as written. Also excluded in "
     "the public engine: 4-bit KV, batched decode, multimodal prefill, speculation. "
-    "Rubric: 2 points: at least three exclusions with what a report about them would wrongly "
-    "claim; 2 points: for one sentence that falls, the number that decides it, politely said.",
+    "Rubric: 1 point: at least three exclusions with what a report about them would wrongly "
+    "claim; 1 point: for one sentence that falls, the number that decides it, politely said.",
 }

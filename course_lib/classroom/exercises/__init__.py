@@ -86,12 +86,14 @@ class Reading:
     The learner fills a dict with these keys: ``"path:first-last"`` (a list of such texts where
     several places are asked for) or a number or word. The truth is written in
     ``tests/grading/dayNN.py`` and reaches this package only as digests (`sealed`). A cited range
-    may be up to `slack` lines longer than the target at each end.
+    may be up to `slack` lines longer than the target at each end. `auto` of the item's points are
+    earned by the parts, in proportion; the text earns the rest by a human's mark.
     """
 
     id: str
     parts: tuple[str, ...] = ()
     slack: int = 3
+    auto: int = 0
 
 
 Item = Exercise | Reading

@@ -130,12 +130,6 @@ def _is_stub(end: Mapping[str, Any], item_id: str) -> bool:
             and end.get("text") == item_id)
 
 
-def auto_points(item: Reading, points: int) -> int:
-    """Points of a reading item that its countable parts can earn: half, rounded up; the text earns
-    the rest by a human's mark."""
-    return -(-points // 2) if item.parts else 0
-
-
 def mark_reading(item: Reading, handed: HandedIn, stub: str, points: int,
                  root: Path = ROOT) -> Marked:
     """Count the right parts of a reading item; the text waits for a human.
@@ -157,8 +151,7 @@ def mark_reading(item: Reading, handed: HandedIn, stub: str, points: int,
     complaints = _complaints(item, found or {}, root)
     messages += [f"{part}: {told}." for part, told in complaints.items() if told]
     count = sum(told is None for told in complaints.values())
-    most = auto_points(item, points)
-    auto = most * count // len(item.parts) if item.parts else 0
+    auto = item.auto * count // len(item.parts) if item.parts else 0
     return Marked("to_review" if written else "partial" if auto else "failed", auto, points,
                   tuple(messages), handed.flags, (handed.answer or "") if written else "")
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from course_lib.atomic import write_atomically
 from course_lib.classroom.evidence import read_answer
-from course_lib.classroom.exercises import find_item
-from course_lib.classroom.grading.marking import auto_points
+from course_lib.classroom.exercises import Reading, find_item
 from course_lib.classroom.grading.submission_marks import ItemMark
 from course_lib.classroom.grading.tables import HumanMark, Key, in_order, table
 from course_lib.classroom.sealed import place_lines
@@ -145,8 +144,9 @@ def digest(text: str) -> str:
 
 
 def most_of(mark: ItemMark) -> int:
-    """Points that a human can give an item: what its countable parts leave."""
-    return mark.max - auto_points(find_item(mark.item), mark.max)  # type: ignore[arg-type]
+    """Points that a human can give a reading item: what its countable parts leave."""
+    item = find_item(mark.item)
+    return mark.max - (item.auto if isinstance(item, Reading) else mark.max)
 
 
 def rubric_of(item: str, solutions: str) -> str:

@@ -26,7 +26,6 @@ from course_lib.classroom.grading.handed_in import (
     take_apart,
 )
 from course_lib.classroom.grading.marking import (
-    auto_points,
     evidence_of,
     mark_code,
     mark_reading,
@@ -365,7 +364,7 @@ def test_nothing_runs_for_a_stub_or_a_missing_cell():
     assert mark_code(ITEM, HandedIn(None), STUB, GROUPS, never).status == "missing_cell"
 
 
-READING = Reading("d99.b1", ("one", "two", "three", "four"))
+READING = Reading("d99.b1", ("one", "two", "three", "four"), auto=2)
 TRUTH = {"one": 1, "two": 2, "three": 3, "four": "yes"}
 ASKED = "<!-- ANSWER d99.b1 -->\nAnswer: {}\n\nEvidence: course_lib/sparse.py:1-2"
 
@@ -393,12 +392,6 @@ def test_the_mark_of_a_reading(answer, evidence, status, auto, sealed_truth):
     marked = mark_reading(READING, handed, "", 3)
     assert (marked.status, marked.auto, marked.possible) == (status, auto, 3)
     assert (marked.auto == 2) == (not marked.messages) or status == "not_attempted"
-
-
-@pytest.mark.parametrize("points, auto", [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
-def test_parts_earn_half_of_the_points_rounded_up(points, auto):
-    assert auto_points(READING, points) == auto
-    assert auto_points(Reading("d99.b2"), points) == 0
 
 
 def test_a_reading_without_cells():

@@ -154,7 +154,7 @@ def test_the_seal_depends_on_item_and_part():
 
 
 def test_report_of_a_reading(example):
-    path = "course_lib/engine/generate.py"
+    path = "course_lib/engine/sampling.py"
     line, _ = Lines(path, "argmax(logits)", symbol="greedy").find()
     blank = {"ties": "", "winner": None}
     assert report("d99.b1", blank)[0] == "[ ] d99.b1 not attempted"
