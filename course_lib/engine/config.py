@@ -121,7 +121,7 @@ class ModelConfig:
 
 def _key_value_heads(keys: ConfigKeys, heads: int) -> int:
     if "num_key_value_heads" in keys.raw and keys.raw["num_key_value_heads"] is None:
-        return heads  # null says: as many; what a key says that is not there, the family knows
+        return heads  # null says "as many as query heads"; left out, it is the family's default
     return keys.count("num_key_value_heads", default=heads)
 
 
@@ -163,15 +163,14 @@ def _rope(keys: ConfigKeys, context: int) -> tuple[float, RopeScaling | None]:
     parameters = keys.get(key) or {}
     if not isinstance(parameters, dict):
         raise keys.refuse(key, f"must be an object, got {shown(parameters)}")
-    inside = parameters.get("rope_theta") is not None
-    base = ConfigKeys(parameters if inside else {}, keys.path,
-                      {"rope_theta": keys.get("rope_theta")},
-                      f"{keys.place}{key}." if inside else keys.place)
     for name, value in parameters.items():
         if isinstance(value, dict):
             raise keys.refuse(f"{key}.{name}", "is not supported, RoPE is the same in every layer")
-    theta = base.positive("rope_theta")
     given = {name: value for name, value in parameters.items() if value is not None}
+    base = keys
+    if "rope_theta" in given:
+        base = ConfigKeys(given, keys.path, {}, f"{keys.place}{key}.")
+    theta = base.positive("rope_theta")
     scaling = RopeScaling.from_parameters(given, keys.path, max_position_embeddings=context)
     if scaling is not None and theta <= 1.0:
         raise base.refuse("rope_theta", f"must be above 1 where RoPE is scaled, got {theta:g}")
