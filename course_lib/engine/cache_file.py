@@ -131,6 +131,8 @@ def open_file(path: Path, layout: Layout) -> Weights:
             raise CacheFileError("is damaged") from None
         facts = layout.require(header)
         mapped = mmap.mmap(file.fileno(), layout.size, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_WILLNEED"):  # read ahead in order, not page by page as they are used
+        mapped.madvise(mmap.MADV_WILLNEED)
     array = mapped_arrays(mapped, layout)
     total = 0
     for name in layout.arrays:

@@ -19,7 +19,7 @@ from course_lib.engine.checks import (
 from course_lib.engine.config import ModelConfig
 from course_lib.engine.conversation import Answer, Reply, room_for_answer
 from course_lib.engine.conversion import Progress, check_kind, load_weights
-from course_lib.engine.fits import require_memory
+from course_lib.engine.fits import require_context, require_memory
 from course_lib.engine.generate import GeneratedToken, Generation, generate_from, stream_from
 from course_lib.engine.model import TILE, Model
 from course_lib.engine.prefill import IMPORTANCE_RULES, run_prompt
@@ -116,15 +116,17 @@ class Engine:
         prefill_group: with prefill_k, so many tokens share a selection instead of a mini-batch.
         tile: rows that go through the matrices together, for memory; on compiled kernels it
         changes no bit. on_progress(done, total) counts tiles, layer after layer.
-        Raises CourseError if the prompt is longer than the context or the model's numbers are not
-        finite, ValueError for empty or out-of-range ids and for unknown options.
+        Raises CourseError if the prompt is longer than the context or needs more memory than is
+        free, or if the model's numbers are not finite, ValueError for empty or out-of-range ids and for unknown options.
         """
         _check_prefill_options(
             kv, importance, window, prefill_k, prefill_group, block_size, tile, on_progress
         )
+        ids = self._prompt(ids)
+        require_context(self.config, kv, len(ids))
         session, hidden = run_prompt(
             self.model,
-            self._prompt(ids),
+            ids,
             kv=kv,
             importance=importance,
             window=window,

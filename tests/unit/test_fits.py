@@ -165,6 +165,15 @@ def test_a_context_that_does_not_fit(monkeypatch):
     require_context(QWEN3_1_7B, "f32", 10**9)
 
 
+def test_a_prompt_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, **SHAPE)
+    engine = Engine.load(tmp_path)
+    tell(monkeypatch, 1000)
+    monkeypatch.setattr("course_lib.engine.engine.run_prompt", None)
+    with pytest.raises(CourseError, match="a context of 3 tokens with kv q8 needs 0.00 GB"):
+        engine.prefill([5, 6, 7], kv="q8")
+
+
 def test_the_doctor_s_table(tmp_path, monkeypatch, capsys):
     write_checkpoint(tmp_path, **SHAPE)
     tell(monkeypatch, 10**9)
