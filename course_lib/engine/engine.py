@@ -117,7 +117,8 @@ class Engine:
         tile: rows that go through the matrices together, for memory; on compiled kernels it
         changes no bit. on_progress(done, total) counts tiles, layer after layer.
         Raises CourseError if the prompt is longer than the context or needs more memory than is
-        free, or if the model's numbers are not finite, ValueError for empty or out-of-range ids and for unknown options.
+        free, or if the model's numbers are not finite, ValueError for empty or out-of-range ids
+        and for unknown options.
         """
         _check_prefill_options(
             kv, importance, window, prefill_k, prefill_group, block_size, tile, on_progress
