@@ -29,7 +29,8 @@ class Marker:
     with which a control token can begin, and behind its first one that is no white space. So in
     what the template made of it, a control token that lies in a content, or reaches out of or
     into one, is interrupted or followed by a mark, and only one that the template wrote is not.
-    White space at the ends stays free of marks: templates trim contents.
+    White space at the ends stays free of marks: templates trim contents. So a control token that
+    begins with white space could not be guarded; it is text here.
 
     `answer_tokens` are control tokens that an answer may hold, such as <think>: a model wrote
     them. In contents of the assistant they stay what they are, and templates find them there.
@@ -49,28 +50,27 @@ class Marker:
                 "contents: remove characters U+100000 to U+10FFFD from them"
             )
         self._mark = mark
+        control_tokens = [token for token in control_tokens if token[:1].strip()]
         self._control = re.compile(f"({_any_of(control_tokens)})(?!{mark})")
         self._answer = re.compile(f"({_any_of(answer_tokens)})")
-        begins = "".join(sorted({token[0] for token in control_tokens if token[0].strip()}))
+        begins = "".join(sorted({token[0] for token in control_tokens}))
         self._begin = re.compile(f"[{re.escape(begins)}]" if begins else _NOTHING)
 
     def turn(self, role: str, content: str) -> Turn:
         """The message with its content marked."""
         if role != "assistant":
-            marked = self._marked(content, first=True)
+            marked = self._marked(content)
             return Turn(role, marked, marked.strip())
-        pieces, first = self._answer.split(content), True
-        for i in range(0, len(pieces), 2):  # the others are tokens
-            empty = not pieces[i].strip()
-            pieces[i] = self._marked(pieces[i], first)
-            first = first and empty
+        # Templates cut answers at such tokens, so that each piece may come to stand first.
+        pieces = self._answer.split(content)
+        pieces[::2] = map(self._marked, pieces[::2])  # the others are the tokens
         # Earlier thoughts and calls of tools are the template's to show or leave out.
         return Turn(role, "".join(pieces), pieces[-1].strip())
 
-    def _marked(self, text: str, first: bool) -> str:
+    def _marked(self, text: str) -> str:
         marked = self._begin.sub(lambda match: match[0] + self._mark, text)
         rest = marked.lstrip()
-        if not first or not rest or rest[1:2] == self._mark:
+        if not rest:
             return marked
         at = len(marked) - len(rest) + 1
         return marked[:at] + self._mark + marked[at:]
@@ -88,7 +88,7 @@ _NOTHING = r"(?!)"
 
 
 def _any_of(tokens: Sequence[str]) -> str:
-    longest_first = sorted(filter(None, tokens), key=len, reverse=True)
+    longest_first = sorted(tokens, key=len, reverse=True)
     return "|".join(map(re.escape, longest_first)) or _NOTHING
 
 
