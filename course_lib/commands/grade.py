@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     merge.add_argument("output", type=Path, metavar="DIR", help="folder that grade run wrote")
     merge.add_argument("--csv", type=Path, metavar="FILE",
                        help="a filled-in table (default: DIR/review.csv where it is there)")
+    merge.add_argument("--canvas", type=Path, metavar="EXPORT",
+                       help="a gradebook exported from Canvas: also write DIR/canvas.csv to import")
 
 
 def jobs(text: str) -> int:
@@ -126,18 +128,17 @@ def run_queue(args: argparse.Namespace) -> int:
 
 def run_merge(args: argparse.Namespace) -> int:
     """Take a filled-in table, then write tables and feedback anew."""
+    from course_lib.atomic import write_atomically
     from course_lib.classroom.grading import batch
+    from course_lib.classroom.grading.canvas import canvas_csv
     from course_lib.classroom.grading.review import QUEUE, Reviews, merge_csv
 
     marks = batch.kept_marks(args.output)
     reviews = Reviews(args.output)
     table = args.csv or args.output / QUEUE
+    export = _read(args.canvas) if args.canvas else ""
     if args.csv or table.exists():
-        try:
-            text = table.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CourseError(f"grade: {table} cannot be read as UTF-8 text "
-                              f"({type(error).__name__}).") from None
+        text = _read(table)
         try:
             merged = merge_csv(reviews, marks, text)
         except CourseError as error:
@@ -147,9 +148,23 @@ def run_merge(args: argparse.Namespace) -> int:
             print(f"kept as it was: {line}", file=sys.stderr)
     marks = reviews.flagged(marks)
     batch.write_results(args.output, marks, reviews.human)
+    if args.canvas:
+        found = canvas_csv(export, marks, reviews.human)
+        write_atomically(args.output / "canvas.csv", found.text)
+        print(f"written: {args.output}/canvas.csv")
+        for student in found.unknown:
+            print(f"not in {args.canvas}: {student}", file=sys.stderr)
     waiting = len(reviews.queue(marks))
     print(f"written: {args.output}/grades.csv, totals.csv, feedback/; {waiting} texts wait")
     return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CourseError(f"grade: {path} cannot be read as UTF-8 text "
+                          f"({type(error).__name__}).") from None
 
 
 def _graded(batch: Any, tasks: Sequence[Any], args: argparse.Namespace) -> bool:

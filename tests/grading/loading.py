@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from course_lib.classroom.exercises import Exercise, Item, day_items
+from course_lib.classroom.grading.day import load_module
 from course_lib.classroom.hidden import Hidden
 from course_lib.classroom.source import Day, find_days, parse
 from course_lib.paths import NOTEBOOKS, ROOT
@@ -55,16 +55,6 @@ class DayProof:
             if course.get("id") == item_id and course.get("role") == "answer":
                 return cell
         raise LookupError(item_id)
-
-
-def load_module(path: Path) -> ModuleType:
-    """Import a file by its path, under a name of its own."""
-    name = "_".join(["proof", *path.relative_to(ROOT).with_suffix("").parts])
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader, path
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def load_day(day: Day, tests: Path = TESTS) -> DayProof:

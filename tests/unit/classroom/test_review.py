@@ -15,6 +15,7 @@ import pytest
 from tornado.httpserver import HTTPServer
 
 from course_lib.classroom.grading import batch, review_page
+from course_lib.classroom.grading.canvas import canvas_csv
 from course_lib.classroom.grading.review import (
     Reviews,
     merge_csv,
@@ -24,6 +25,7 @@ from course_lib.classroom.grading.review import (
     source_of,
 )
 from course_lib.classroom.grading.submission_marks import ItemMark
+from course_lib.classroom.grading.tables import HumanMark
 from course_lib.commands import grade
 from course_lib.commands.parser import Parser
 from course_lib.errors import CourseError
@@ -285,3 +287,27 @@ def test_too_many_points_are_refused(page):
         body = json.dumps({"id": queue[1]["id"], "item": "d10.b2", "points": points,
                            "comment": ""}).encode()
         assert ask(address, "/mark", desk.token, body)[0] == 400
+
+
+# Canvas
+
+EXPORT = ("Student,ID,SIS User ID,SIS Login ID,Section,Old task (1)\n"
+          "    Points Possible,,,,,10\n"
+          '"Lee, Ann",1,s1,ann,A,5\n"Bo",2,s2,b2,A,\n"Twin",3,s3,x3,A,\n"Twin",4,s4,x4,A,\n')
+
+
+def test_points_join_the_students_of_an_export():
+    marks = [mark("ANN"), mark("ann2"), mark("s2", "d10.b1")]
+    found = canvas_csv("\ufeff" + EXPORT, marks, {("ANN", "d10.b2"): HumanMark(1.5, "", "")})
+    lines = list(csv.reader(io.StringIO(found.text.removeprefix("\ufeff"))))
+    assert lines[0] == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "Day 10"]
+    assert lines[1] == ["    Points Possible", "", "", "", "", "4"]
+    assert [line[-1] for line in lines[2:]] == ["2.5", "1", "", ""]
+    assert lines[2][0] == "Lee, Ann" and found.unknown == ["ann2"]
+
+
+@pytest.mark.parametrize("export, message", [
+    ("", "no gradebook"), ("a,b\n1,2\n", "no gradebook"), (EXPORT, "the name of 2 students")])
+def test_exports_that_do_not_fit(export, message):
+    with pytest.raises(CourseError, match=message):
+        canvas_csv(export, [mark("twin")], {})
