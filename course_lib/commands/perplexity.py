@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
         windows = text_windows(
             opened.tokenizer, read(args.text), options.window, options.windows)
     del opened
-    results, whole = _measure_with_bar(args.model, options, windows)
+    results, code = _measure_with_bar(args.model, options, windows)
     if not results:
-        return 130
+        return code
     text = "the course's world" if args.text is None else args.text.name
     if args.json:
         print(json.dumps({
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         }, ensure_ascii=False))
     else:
         _print_report(relative(args.model), text, options, results)
-    return 0 if whole else 130
+    return code
 
 
 def read(path: Path) -> str:
@@ -113,8 +113,9 @@ def read(path: Path) -> str:
 
 def _measure_with_bar(
     model: str | Path, options: PerplexityOptions, windows: list[Window]
-) -> tuple[list[ArmPerplexity], bool]:
-    """The results, and whether they are whole: after Ctrl-C they are those of finished windows."""
+) -> tuple[list[ArmPerplexity], int]:
+    """The results of finished windows, and the exit code: 130 after Ctrl-C, 1 if some weights
+    could not be loaded after others were measured."""
     found: dict[Arm, list[Cost]] = {arm: [] for arm in options.arms()}
     bar = tqdm(total=len(found) * sum(len(w.ids) - w.cut for w in windows), unit="token",
                file=sys.stderr, disable=not sys.stderr.isatty())
@@ -130,12 +131,16 @@ def _measure_with_bar(
     try:
         with bar:
             measure(engine_of, options, windows, on_cost)
+        return results_of(found), 0
     except KeyboardInterrupt:
-        done = sum(map(len, found.values()))
-        print(f"course: interrupted; kept {done} of {len(found) * len(windows)} windows",
-              file=sys.stderr)
-        return results_of(found), False
-    return results_of(found), True
+        problem, code = "interrupted", 130
+    except CourseError as error:
+        if not any(found.values()):
+            raise
+        problem, code = str(error), 1
+    done = sum(map(len, found.values()))
+    print(f"course: {problem}; kept {done} of {len(found) * len(windows)} windows", file=sys.stderr)
+    return results_of(found), code
 
 
 def _print_report(

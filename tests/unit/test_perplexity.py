@@ -168,6 +168,25 @@ def test_ctrl_c_keeps_finished_windows(monkeypatch, capsys, finished, kept):
     assert [(arm["kv"], arm["windows"]) for arm in arms] == [("f32", 1), ("q8", 1)][:kept]
 
 
+@pytest.mark.parametrize("fails, code, arms", [("q8_0", 1, ["f32"]), ("f32", 2, [])])
+def test_weights_that_cannot_be_loaded_cost_only_themselves(
+    monkeypatch, capsys, shipped_engine, fails, code, arms
+):
+    def load(path, weights):
+        if weights == fails:
+            raise CourseError("too little memory")
+        return shipped_engine
+
+    monkeypatch.setattr("course_lib.commands.perplexity.load_with_bar", load)
+    assert main(["perplexity", "--window", "96", "--windows", "1", "--weights", "f32,q8_0",
+                 "--kv", "q8", "--json"]) == code
+    captured = capsys.readouterr()
+    assert captured.err.startswith("course: too little memory") and captured.err.count("\n") == 1
+    assert ("kept 1 of 2 windows" in captured.err) is bool(arms)
+    found = json.loads(captured.out)["arms"] if captured.out else []
+    assert [arm["weights"] for arm in found] == arms
+
+
 @pytest.mark.parametrize("argv, words", [
     (["--weights", "f32,q5"], "must be some of f32, q8_0, q4_0"),
     (["--kv", ""], "must be some of f32, q8"),
