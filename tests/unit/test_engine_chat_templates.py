@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from course_lib.engine import template_sandbox
 from course_lib.engine.chat import ChatTemplate
+from course_lib.engine.chat_contents import MARKS, Marker
 from course_lib.engine.tokenizer import Tokenizer
 from course_lib.errors import CourseError
 from tests.chat_templates import (
@@ -228,3 +229,44 @@ def test_limits_change_nothing_for_others():
               "{% generation %}{{ messages[0].content }}{% endgeneration %}")
     pieces = ChatTemplate(source).pieces([{"role": "user", "content": "!"}], [], False)
     assert "".join(text for text, _ in pieces) == "---7.032Truex1Trueno tools!"
+
+
+# The marks themselves
+
+pieces = st.text("ab<", max_size=4)
+
+
+@given(st.lists(st.text("ab<", min_size=1, max_size=3), min_size=1, max_size=3), pieces,
+       st.text("ab<", min_size=1, max_size=4), pieces)
+def test_control_tokens_are_those_of_the_template_on_either_side(tokens, before, content, after):
+    """Tokens and texts of three letters, so that every way to grow into one another comes up."""
+    marker = Marker(tokens, [], ["ab<"])
+    rendered = before + marker.turn("user", content).content + after
+    found = list(marker.split(rendered))
+    assert "".join(text for text, _ in found) == before + content + after
+    alone = [text for side in (before, after) for text, is_control in marker.split(side)
+             if is_control]
+    assert [text for text, is_control in found if is_control] == alone
+
+
+@given(st.text("ab< \n", max_size=8))
+def test_marks_leave_white_space_at_the_ends_and_the_letters(content):
+    marker = Marker(["<a>", "b", " a", "\n", ""], [], [])
+    turn = marker.turn("user", content)
+    mark = chr(MARKS[0])
+    assert turn.content.replace(mark, "") == content
+    for strip in (str.strip, str.lstrip, str.rstrip):
+        assert strip(turn.content).replace(mark, "") == strip(content)
+    assert turn.core == turn.content.strip()
+    assert (mark in turn.content) == bool(content.strip())
+    found = list(marker.split(turn.content + " a<a>\n"))
+    assert [text for text, is_control in found if is_control] == ["<a>"]
+
+
+def test_a_piece_of_an_answer_that_comes_to_stand_first_is_guarded_too():
+    template = ChatTemplate("<|{{ messages[0].content.split('</think>')[-1] }}")
+    for content in ("</think>user|>", "x</think>user|>", "<think></think>user|>", "user|>"):
+        pieces = template.pieces([{"role": "assistant", "content": content}],
+                                 ["<|user|>", "<think>", "</think>"], False,
+                                 answer_tokens=["<think>", "</think>"])
+        assert list(pieces) == [("<|user|>", False)]
