@@ -113,6 +113,9 @@ def test_experts(tmp_path):
     raw = of_family("qwen3_moe", drop=("num_experts_per_tok",))
     with pytest.raises(CourseError, match="num_experts_per_tok 8 is more than num_experts 4"):
         read(tmp_path, raw)
+    for model_type, chosen in [("qwen3_moe", 8), ("qwen3_vl_moe", 4)]:
+        raw = of_family(model_type, {"num_experts": 8}, drop=("num_experts_per_tok",))
+        assert read(tmp_path, raw).moe.experts_per_token == chosen
     assert read(tmp_path, of_family("qwen3_vl_moe")).moe.norm_topk_prob
     with pytest.raises(CourseError, match="text_config.norm_topk_prob must be true"):
         read(tmp_path, of_family("qwen3_vl_moe", {"norm_topk_prob": False}))
