@@ -39,6 +39,8 @@ def check_options(args: argparse.Namespace) -> None:
     """CourseError for options that do not go together."""
     if args.peer and not args.engine:
         raise CourseError("bench: --peer stands beside the engine as a whole; add --engine.")
+    if args.grading and (args.engine or args.only or args.variant or args.csv):
+        raise CourseError("bench: --grading goes with --quick, --threads and --json only.")
     if args.engine and args.only:
         raise CourseError("bench: --only names a part of the kernels' bench, which --engine does "
                           "not run; leave one of the two out.")
@@ -51,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--engine", action="store_true",
         help="the engine as a whole instead: prompts and tokens of a Qwen3-0.6B with random "
              "weights, in tokens a second")
+    add("--grading", action="store_true",
+        help="how fast submissions are graded instead, with as many jobs as --threads says")
     add("--peer", choices=PEERS, metavar="NAME",
         help=f"with --engine: beside another engine ({', '.join(PEERS)}), in turns")
     add("--only", choices=PARTS, action="append", default=[], metavar="PART",
@@ -76,6 +80,11 @@ def run(args: argparse.Namespace) -> int:
     check_options(args)
     check_targets(args.csv, args.json)
     check_threads(args.threads)
+    if args.grading:
+        from course_lib.bench.grading import bench_grading
+
+        return bench_grading(sys.stdout, quick=args.quick, json_path=args.json,
+                             jobs=max(args.threads or [len(backend.usable_cores())]))
     backend.threads()  # a COURSE_THREADS that is no number is refused before the first minute
     with backend.using(args.variant) if args.variant else nullcontext():
         if args.engine:

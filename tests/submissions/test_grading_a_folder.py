@@ -126,3 +126,17 @@ def test_nothing_runs_on_and_nothing_was_written_outside(graded):
                     assert b"inside.main(alone=" not in file.read()
             except OSError:
                 pass
+
+
+def test_the_bench_of_grading_measures_every_submission(tmp_path, monkeypatch):
+    import json
+
+    from course_lib.bench import grading
+
+    monkeypatch.setattr(grading, "QUICK", 4)
+    out = io.StringIO()
+    grading.bench_grading(out, quick=True, jobs=1, json_path=str(tmp_path / "g.json"))
+    (row,) = json.loads((tmp_path / "g.json").read_text())
+    assert row["submissions"] == 4 and row["items_per_s"] == pytest.approx(
+        2 * row["code_items_per_s"])
+    assert row["memory_mb_at_the_end"] > 10 and "4 submissions, 1 jobs" in out.getvalue()
