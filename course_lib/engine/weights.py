@@ -15,6 +15,7 @@ from course_lib.errors import CourseError
 from course_lib.linear import PackedMatrix
 
 EMBEDDING, FINAL_NORM, OUTPUT = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+REMEDY = "take the config and the weights of one checkpoint, or copy it again"
 WEIGHT_KINDS = ("f32", "q8_0", "q4_0")
 
 Matrix = np.ndarray | PackedMatrix
@@ -183,8 +184,8 @@ def check_tensors(source: TensorSource, config: ModelConfig) -> None:
     if layers + experts > len(stored):  # before a list of millions of names is made
         what = f"layers and {experts} experts" if experts else "layers"
         raise CourseError(
-            f"{path} holds {len(stored)} tensors, too few for the {layers} {what} of config.json: "
-            "use the config.json and model.safetensors of one checkpoint"
+            f"{path} holds {len(stored)} tensors, too few for the {layers} {what} of its config: "
+            f"{REMEDY}"
         )
     expected = expected_tensors(config)
     repeated = config.tie_word_embeddings and OUTPUT in stored
@@ -196,14 +197,13 @@ def check_tensors(source: TensorSource, config: ModelConfig) -> None:
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise CourseError(
-                f"{path} {problem} tensor {names[0]}{more}: use the config.json and "
-                "model.safetensors of one checkpoint"
+                f"{path} {problem} tensor {names[0]}{more}: {REMEDY}"
             )
     for name, shape in expected.items():
         if stored[name].shape != shape:
             raise CourseError(
-                f"{path}: tensor {name} has shape {list(stored[name].shape)}, config.json asks for "
-                f"{list(shape)}: use the config.json and model.safetensors of one checkpoint"
+                f"{path}: tensor {name} has shape {list(stored[name].shape)}, its config asks for "
+                f"{list(shape)}: {REMEDY}"
             )
 
 
