@@ -11,7 +11,8 @@ import numpy as np
 from course_lib.engine.checks import check_context, check_count, check_decode_k
 from course_lib.engine.sampling import Sampler, greedy, margin
 from course_lib.engine.session import Session
-from course_lib.engine.tokenizer import TextStream, Tokenizer
+from course_lib.engine.text_stream import TextStream
+from course_lib.engine.tokenizer import Tokenizer
 
 OnStep = Callable[[int, Session], None]
 
