@@ -20,7 +20,9 @@ class LayerRows(NamedTuple):
 
     def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "LayerRows":
         """Return the rows with ``change`` applied to each array that is there."""
-        return LayerRows(*(a if a is None else change(a) for a in self))  # type: ignore[arg-type]
+        k, v, k_scale, v_scale = self
+        return LayerRows(change(k), change(v), None if k_scale is None else change(k_scale),
+                         None if v_scale is None else change(v_scale))
 
     def upto(self, n: int) -> "LayerRows":
         """Return the rows of the first n tokens of every KV head."""

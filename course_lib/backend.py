@@ -18,6 +18,7 @@ from operation name to callable.
 import functools
 import importlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,15 @@ class BackendInfo:
     reason: str
 
 
+class _Held(threading.local):
+    """The kernels of a thread that has looked them up for a while; None where it has not."""
+
+    kernels: Mapping[str, Callable[..., Any]] | None = None
+
+
+_held = _Held()
+
+
 def info() -> BackendInfo:
     """Return which backend runs and why; CourseError if COURSE_KERNEL asks for one not there."""
     return _resolve(os.environ.get("COURSE_KERNEL", "").strip())[0]
@@ -44,7 +54,23 @@ def info() -> BackendInfo:
 
 def kernel(name: str) -> Callable[..., Any] | None:
     """Return the compiled kernel for an operation, or None where NumPy is to do it."""
-    return _resolve(os.environ.get("COURSE_KERNEL", "").strip())[1].get(name)
+    kernels = _held.kernels
+    return (_chosen() if kernels is None else kernels).get(name)
+
+
+def _chosen() -> Mapping[str, Callable[..., Any]]:
+    return _resolve(os.environ.get("COURSE_KERNEL", "").strip())[1]
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Look the choice up once for a block of code, which then does not read the environment for
+    each kernel: a token takes hundreds of them."""
+    before, _held.kernels = _held.kernels, _chosen()
+    try:
+        yield
+    finally:
+        _held.kernels = before
 
 
 @contextmanager
@@ -54,11 +80,12 @@ def using(name: str) -> Iterator[BackendInfo]:
     Yields its BackendInfo. Not for several threads at once: the choice is the process's. Raises
     CourseError for a backend that is not there.
     """
-    before = os.environ.get("COURSE_KERNEL")
-    os.environ["COURSE_KERNEL"] = name
+    before, kernels = os.environ.get("COURSE_KERNEL"), _held.kernels
+    os.environ["COURSE_KERNEL"], _held.kernels = name, None
     try:
         yield info()
     finally:
+        _held.kernels = kernels
         if before is None:
             del os.environ["COURSE_KERNEL"]
         else:

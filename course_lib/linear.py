@@ -161,14 +161,16 @@ def linear(x: Any, w: Any) -> np.ndarray:
     rows, cols = (w.rows, w.cols) if isinstance(w, PackedMatrix) else _checked_shape(w)
     if x.ndim == 0 or x.shape[-1] != cols:
         raise ValueError(f"x must have {cols} columns, as the weights have, not shape {x.shape}.")
-    flat = np.ascontiguousarray(x).reshape(math.prod(x.shape[:-1]), cols)
+    flat = np.ascontiguousarray(x)
+    if x.ndim != 2:
+        flat = flat.reshape(math.prod(x.shape[:-1]), cols)
     out = np.empty((len(flat), rows), F32)
     try:
         _fill(out, flat, w)
     except ValueError:
         require_finite(x, "x")
         raise
-    return out.reshape(*x.shape[:-1], rows)
+    return out if x.ndim == 2 else out.reshape(*x.shape[:-1], rows)
 
 
 def _checked_shape(w: Any) -> tuple[int, ...]:

@@ -27,8 +27,8 @@ def rms_norm(x: np.ndarray, gain: np.ndarray, eps: float) -> np.ndarray:
     mean is not finite: dividing by infinity would make zeros. Source: Zhang and Sennrich 2019.
     """
     if (compiled := backend.kernel("rms_norm")) is not None:
-        rows, out = _rows(x), np.empty(x.shape, np.float32)
-        _compute(compiled, rows, gain, eps, out.reshape(rows.shape))
+        out = np.empty(x.shape, np.float32)
+        _compute(compiled, _rows(x), gain, eps, _rows(out))
         return out
     mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
     if not np.isfinite(mean_square).all():
@@ -128,8 +128,7 @@ def silu_mul(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     """SiLU(gate) · up, the SwiGLU gate: gate/(1 + exp(-gate)) · up, float32, same shapes."""
     if (compiled := backend.kernel("silu_mul")) is not None:
         out = np.empty(gate.shape, np.float32)
-        width = gate.shape[-1]
-        _compute(compiled, gate.reshape(-1, width), up.reshape(-1, width), out.reshape(-1, width))
+        _compute(compiled, _columns(gate), _columns(up), _rows(out))
         return out
     # exp(88) is the last power below float32's largest number; beyond it SiLU is 0 to all digits.
     return gate / (np.float32(1.0) + np.exp(np.minimum(-gate, np.float32(88.0)))) * up
@@ -153,7 +152,15 @@ def argmax(x: np.ndarray) -> int:
 
 def _rows(x: np.ndarray) -> np.ndarray:
     """`[..., d]` -> C-contiguous `[rows, d]`."""
-    return np.ascontiguousarray(x).reshape(-1, x.shape[-1])
+    x = np.ascontiguousarray(x)
+    return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _columns(x: np.ndarray) -> np.ndarray:
+    """`[..., d]` -> `[rows, d]`; some columns of wider rows stay where they are."""
+    d = x.shape[-1]
+    in_place = x.ndim == 2 and x.strides[1] == x.itemsize and x.strides[0] >= d * x.itemsize
+    return x if in_place else _rows(x)
 
 
 def _compute(kernel, *arguments) -> None:

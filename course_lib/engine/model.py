@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from course_lib import backend
 from course_lib.arrays import require_finite
 from course_lib.engine.checks import finite_arithmetic
 from course_lib.engine.config import ModelConfig
@@ -32,6 +33,7 @@ class Model:
         self.weights = weights
 
     @finite_arithmetic()
+    @backend.held()
     def hidden(
         self,
         ids: Sequence[int],
@@ -59,10 +61,11 @@ class Model:
                               q[:, rows], k[:, rows], v[:, rows])
             context = attend(layer, q, k, v)
             for i, rows in enumerate(tiles):
-                joined = context[:, rows].transpose(1, 0, 2).reshape(len(x[rows]), -1)
-                x[rows] += linear(joined, weights.o_proj)
-                h = rms_norm(x[rows], weights.post_attention_norm, config.rms_norm_eps)
-                x[rows] += feed_forward(h, weights.mlp, config.moe_of(layer))
+                some = x[rows]  # a view: what is added to it is added to x
+                joined = context[:, rows].transpose(1, 0, 2).reshape(len(some), -1)
+                some += linear(joined, weights.o_proj)
+                h = rms_norm(some, weights.post_attention_norm, config.rms_norm_eps)
+                some += feed_forward(h, weights.mlp, config.moe_of(layer))
                 if on_progress is not None:
                     on_progress(layer * len(tiles) + i + 1, len(self.weights.layers) * len(tiles))
         return x
@@ -78,8 +81,8 @@ class Model:
     def _heads(self, t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Room for query, key and value rows, head-major: the order in which a cache is read."""
         config = self.config
-        heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-        q, k, v = (np.empty((count, t, config.head_dim), np.float32) for count in heads)
+        q = np.empty((config.num_attention_heads, t, config.head_dim), np.float32)
+        k, v = np.empty((2, config.num_key_value_heads, t, config.head_dim), np.float32)
         return q, k, v
 
     def _project(self, weights: LayerWeights, x: np.ndarray, cos: np.ndarray, sin: np.ndarray,

@@ -22,7 +22,9 @@ cdef dict BUFFER_FORMATS = {
     "int32": ("i",) if sizeof(int) == 4 else ("l",),
     "int64": ("l", "q") if sizeof(long) == 8 else ("q",),
 }
-# The same with the byte order written out, as ctypes does; these codes have sizes of their own.
+# The formats with the byte order written out, as ctypes does; these codes have sizes of their own.
+# The letter that NumPy writes, so that an array as it should be is taken after one comparison.
+cdef dict FORMAT_LETTERS = {name: ord(formats[0]) for name, formats in BUFFER_FORMATS.items()}
 cdef str NATIVE_ORDER = "<" if sys.byteorder == "little" else ">"
 cdef dict STANDARD_FORMATS = {
     "float32": "f", "float16": "e", "int8": "b", "uint8": "B", "int32": "il", "int64": "q",
@@ -64,12 +66,24 @@ cdef int apart(tuple outputs, tuple inputs) except -1:
     """ValueError if an output shares memory with an input or with another output: the kernels
     read an input again after they have begun to write. Views that interleave count as sharing."""
     cdef Array output, other
-    cdef int i
-    for i, output in enumerate(outputs):
-        for other in inputs + outputs[i + 1:]:
-            if output.first_byte() < other.end() and other.first_byte() < output.end():
-                raise ValueError(f"{output.name} must not share memory with {other.name}")
+    cdef Py_ssize_t i, j, count = len(outputs)
+    for i in range(count):
+        output = <Array>outputs[i]
+        for other in inputs:
+            require_apart(output, other)
+        for j in range(i + 1, count):
+            require_apart(output, <Array>outputs[j])
     return 0
+
+
+cdef int require_apart(Array output, Array other) except -1:
+    if output.first_byte() < other.end() and other.first_byte() < output.end():
+        raise ValueError(f"{output.name} must not share memory with {other.name}")
+    return 0
+
+
+cdef str wanted(str dtype, int ndim, bint writable):
+    return f"a {'writable ' if writable else ''}{dtype} array of {ndim} axes"
 
 
 cdef class Array:
@@ -87,28 +101,22 @@ cdef class Array:
 
     def __cinit__(self, object array, str name, str dtype, int ndim, bint writable=False,
                   bint heads=False):
-        cdef str wanted = f"a {'writable ' if writable else ''}{dtype} array of {ndim} axes"
-        cdef str found
         self.name = name
         if not PyObject_CheckBuffer(array):
-            raise TypeError(f"{name} must be {wanted}, not {type(array).__name__}")
+            raise TypeError(f"{name} must be {wanted(dtype, ndim, writable)}, "
+                            f"not {type(array).__name__}")
         try:
             PyObject_GetBuffer(array, &self.view, PyBUF_STRIDES | PyBUF_FORMAT
                                | (PyBUF_WRITABLE if writable else 0))
         except (BufferError, ValueError, TypeError, NotImplementedError) as error:
-            raise ValueError(f"{name} must be {wanted}: {error}") from None
+            raise ValueError(f"{name} must be {wanted(dtype, ndim, writable)}: {error}") from None
         self.held = True
-        # An exporter may leave the format out: bytes.
-        found = (<bytes>self.view.format).decode("utf-8", "replace") if self.view.format else "B"
-        if found[:1] == "=" and found[1:] in BUFFER_FORMATS[dtype]:
-            raise ValueError(f"{name} is misaligned in memory; pass a copy")  # NumPy's mark of it
-        if found not in BUFFER_FORMATS[dtype] and not (
-                len(found) == 2 and found[0] == NATIVE_ORDER
-                and found[1] in STANDARD_FORMATS[dtype]):
-            raise TypeError(f"{name} must be {wanted} in native byte order, "
-                            f"its buffer format is {found!r}")
+        if (self.view.format == NULL or self.view.format[0] != <int>FORMAT_LETTERS[dtype]
+                or self.view.format[1] != 0):
+            self.require_format(dtype, ndim, writable)
         if self.view.ndim != ndim:
-            raise ValueError(f"{name} must be {wanted}, it has {self.view.ndim}")
+            raise ValueError(f"{name} must be {wanted(dtype, ndim, writable)}, "
+                             f"it has {self.view.ndim}")
         if self.view.strides == NULL:  # ctypes: always contiguous
             PyBuffer_FillContiguousStrides(ndim, self.view.shape, self.own_strides,
                                            <int>self.view.itemsize, c"C")
@@ -117,6 +125,20 @@ cdef class Array:
             raise ValueError(f"{name} must be C-contiguous; pass numpy.ascontiguousarray({name})")
         if <uintptr_t>self.view.buf % self.view.itemsize:
             raise ValueError(f"{name} is misaligned in memory; pass a copy")
+
+    cdef int require_format(self, str dtype, int ndim, bint writable) except -1:
+        """TypeError, or ValueError for a misaligned one, unless the items are of this dtype."""
+        # An exporter may leave the format out: bytes.
+        cdef str found = ((<bytes>self.view.format).decode("utf-8", "replace")
+                          if self.view.format else "B")
+        if found[:1] == "=" and found[1:] in BUFFER_FORMATS[dtype]:  # NumPy's mark of it
+            raise ValueError(f"{self.name} is misaligned in memory; pass a copy")
+        if found not in BUFFER_FORMATS[dtype] and not (
+                len(found) == 2 and found[0] == NATIVE_ORDER
+                and found[1] in STANDARD_FORMATS[dtype]):
+            raise TypeError(f"{self.name} must be {wanted(dtype, ndim, writable)} in native byte "
+                            f"order, its buffer format is {found!r}")
+        return 0
 
     cdef bint contiguous_from(self, int first):
         """Whether the axes from `first` on are contiguous; an axis before must hold whole rows."""
@@ -156,10 +178,19 @@ cdef class Array:
             last += <uintptr_t>((self.view.shape[axis] - 1) * self.view.strides[axis])
         return last + <uintptr_t>self.view.itemsize
 
+    cdef bint has_shape(self, tuple shape):
+        cdef int axis
+        if len(shape) != self.view.ndim:
+            return False
+        for axis in range(self.view.ndim):
+            if self.view.shape[axis] != <Py_ssize_t>shape[axis]:
+                return False
+        return True
+
     cdef int require_shape(self, tuple shape, str why) except -1:
         """ValueError unless the array has this shape; `why` says where the shape comes from."""
-        found = tuple(self.view.shape[axis] for axis in range(self.view.ndim))
-        if found != shape:
+        if not self.has_shape(shape):
+            found = tuple([self.view.shape[axis] for axis in range(self.view.ndim)])
             raise ValueError(f"{self.name} must have shape {shape} {why}, not {found}")
         return 0
 

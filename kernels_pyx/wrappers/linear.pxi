@@ -73,10 +73,13 @@ cdef int quantized_product(Variant variant, bint q4, object x, object codes, obj
     cdef const uint16_t *scales_data = <const uint16_t *>scale.view.buf
     cdef float *out_data = <float *>output.view.buf
     cdef int done
-    why = f"for {rows} outputs (out) of {cols} columns (x)"
     output.require_shape((n, rows), "with one row for each row of x")
-    code.require_shape((panels, blocks * (4 if q4 else 8), 16, 4), why)
-    scale.require_shape((panels, blocks, 16), why)
+    cdef tuple code_shape = (panels, blocks * (4 if q4 else 8), 16, 4)
+    cdef tuple scale_shape = (panels, blocks, 16)
+    if not (code.has_shape(code_shape) and scale.has_shape(scale_shape)):
+        why = f"for {rows} outputs (out) of {cols} columns (x)"
+        code.require_shape(code_shape, why)
+        scale.require_shape(scale_shape, why)
     apart((output,), (inputs, code, scale))
     if n == 0 or rows == 0:
         return 0

@@ -5,11 +5,13 @@ import io
 import os
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 
 import pytest
 
+import kernels_pyx
 from course_lib import backend
 from course_lib.errors import CourseError
 
@@ -213,3 +215,23 @@ def test_no_more_than_four_threads_per_core_are_used(monkeypatch):
     monkeypatch.setenv("COURSE_THREADS", "1" * 5000)
     with pytest.raises(CourseError, match=r"COURSE_THREADS=1{20}\.\.\. must be"):
         backend.threads()
+    monkeypatch.setenv("COURSE_THREADS", "1" * 5000)
+    with pytest.raises(CourseError, match=r"COURSE_THREADS=1{20}\.\.\. must be"):
+        backend.threads()
+
+
+def test_a_held_choice_is_looked_up_once_and_gives_way_to_using(monkeypatch):
+    monkeypatch.setenv("COURSE_KERNEL", "numpy")
+    with backend.held():
+        monkeypatch.delenv("COURSE_KERNEL")
+        assert backend.kernel("rms_norm") is None  # the environment of the beginning
+        for variant in kernels_pyx.VARIANTS[:1]:
+            with backend.using(variant):
+                assert backend.kernel("rms_norm") is not None
+        assert backend.kernel("rms_norm") is None
+        seen = []
+        other = threading.Thread(target=lambda: seen.append(backend.kernel("rms_norm")))
+        other.start()
+        other.join()
+        assert (seen[0] is None) == (not kernels_pyx.VARIANTS)  # each thread holds its own
+    assert (backend.kernel("rms_norm") is None) == (not kernels_pyx.VARIANTS)

@@ -318,3 +318,16 @@ def test_probe_keys_follow_the_cache_through_growth_truncation_and_other_probes(
     require_current(2)
     assert cache.nbytes == held
     assert cache.copy().nbytes < held, "a copy makes its own when it needs them"
+
+
+@pytest.mark.parametrize("rule", ROUNDING_RULES)
+def test_rows_appended_in_any_portions_are_those_of_quantize_rows(rule):
+    rng = np.random.default_rng(5)
+    k, v = rng.standard_normal((2, 3, 90, 20)).astype(np.float32)
+    cache = KVCache(1, 3, 20, dtype="q8", rule=rule)
+    for first, end in ((0, 1), (1, 40), (40, 40), (40, 41), (41, 90)):
+        cache.append(0, k[:, first:end], v[:, first:end])
+    rows = cache.rows(0)
+    for stored, scale, rows_given in ((rows.k, rows.k_scale, k), (rows.v, rows.v_scale, v)):
+        want, want_scale = quantize_rows(rows_given, rule)
+        assert np.array_equal(stored, want) and np.array_equal(scale, want_scale)
