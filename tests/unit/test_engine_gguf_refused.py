@@ -9,19 +9,19 @@ import pytest
 
 gguf = pytest.importorskip("gguf", reason="the gguf package writes the files of these tests")
 
-from course_lib.engine import Engine  # noqa: E402
+from course_lib.engine import Engine, gguf_header  # noqa: E402
 from course_lib.engine.checkpoint import open_checkpoint  # noqa: E402
 from course_lib.errors import CourseError  # noqa: E402
 from tests.tiny_gguf import CONFIG, LLAMA, MOE, tensors_of, write_gguf  # noqa: E402
 
 
 def refusal(path):
-    """The error of loading `path`, one sentence that names it."""
+    """The error of loading `path`, one sentence that names it; what it says without the name."""
     with pytest.raises(CourseError) as error:
         Engine.load(path)
     message = str(error.value)
     assert "\n" not in message and str(path) in message and ": " in message, message
-    return message
+    return message.replace(str(path), "")
 
 
 @pytest.fixture
@@ -86,6 +86,11 @@ def test_lengths_that_lie(path):
     assert f"a string of {2**40} bytes" in refusal(path)
     patch(path, 24, struct.pack("<Q", 2**25))
     assert "it ends inside its header" in refusal(path)
+
+
+def test_lists_longer_than_any_model_s_are_refused_before_they_fill_memory(path, monkeypatch):
+    monkeypatch.setattr(gguf_header, "MAX_ITEMS", 200)
+    assert "266 strings in tokenizer.ggml.tokens do not fit" in refusal(path)
 
 
 def tensor_info(path, name):
