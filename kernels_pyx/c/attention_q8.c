@@ -39,8 +39,18 @@ static inline __m256i group_sums(__m256i q, __m256i k, __m256i offset)
 #endif
 }
 
-/* Dots with four rows. vphaddd adds neighbours, within each 128-bit half: after two of them, lane r
- * of a half is the sum of row r's partial sums in that half; then the halves are added. */
+/* The sums of four rows, of each 128-bit half by itself. (vphaddd does two of these steps in one
+ * instruction, which takes the CPU twice as long.) */
+ALWAYS_INLINE __m256i sums_of_4_halves(const __m256i *x)
+{
+    __m256i a = _mm256_add_epi32(_mm256_unpacklo_epi32(x[0], x[1]),
+                                 _mm256_unpackhi_epi32(x[0], x[1]));
+    __m256i b = _mm256_add_epi32(_mm256_unpacklo_epi32(x[2], x[3]),
+                                 _mm256_unpackhi_epi32(x[2], x[3]));
+    return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+}
+
+/* Dots with four rows. */
 ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t *offsets,
                            const int8_t *k, ptrdiff_t d, float *dots)
 {
@@ -52,10 +62,9 @@ ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t 
         for (int r = 0; r < 4; r++)
             x[r] = group_sums(
                 query, _mm256_loadu_si256((const __m256i *)(k + r * d + g * GROUP)), offset);
-        __m256i pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(x[0], x[1]),
-                                          _mm256_hadd_epi32(x[2], x[3]));
-        __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(pairs),
-                                     _mm256_extracti128_si256(pairs, 1));
+        __m256i halves = sums_of_4_halves(x);
+        __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(halves),
+                                     _mm256_extracti128_si256(halves, 1));
         s = _mm_fmadd_ps(_mm_set1_ps(q_scale[g]), _mm_cvtepi32_ps(sums), s);
     }
     _mm_storeu_ps(dots, s);
@@ -77,8 +86,9 @@ ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t 
 
 #if defined(V16_AVX512)
 
-/* What two queries together take of a row at once: it is loaded, and made unsigned, for both. */
-enum { PAIR_STEP = 128 };
+/* Two queries share the rows: each is loaded, and made unsigned, for both. So many values and rows
+ * at a time. */
+enum { QUERY_PAIRS = 1, PAIR_STEP = 128, PAIR_ROWS = 16 };
 
 /* The first and the last 16 bytes of each group of 32, in registers of their own: products with the
  * first and with the last add up lane by lane, and 4 partial sums of a group are left. */
@@ -89,9 +99,9 @@ ALWAYS_INLINE void split_groups(const int8_t *x, __m512i *first, __m512i *last)
     *last = _mm512_shuffle_i32x4(low, high, 0xdd);
 }
 
-/* x[r]: 4 partial sums in each 128 bits, of group after group of row r. s[r] = fma(scale of a
- * group, its sum, s[r]), group after group, for the 4 rows side by side. */
-ALWAYS_INLINE __m128 add_groups(const __m512i *x, const float *q_scale, __m128 s)
+/* Of one query, rows r to r + 3: 4 partial sums of a group in each 128 bits of x[r]. Returns the
+ * sums of the 4 rows for the first group, then for the second, ... */
+ALWAYS_INLINE __m512i sums_of_4(const __m512i *x)
 {
     /* Halves of what is left of two rows in one register: as v16_sum16. */
     __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi64(x[0], x[1]),
@@ -99,23 +109,35 @@ ALWAYS_INLINE __m128 add_groups(const __m512i *x, const float *q_scale, __m128 s
     __m512i b = _mm512_add_epi32(_mm512_unpacklo_epi64(x[2], x[3]),
                                  _mm512_unpackhi_epi64(x[2], x[3]));
     __m512 c = _mm512_castsi512_ps(a), d = _mm512_castsi512_ps(b);
-    __m512i sums = _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(c, d, 0x88)),
-                                    _mm512_castps_si512(_mm512_shuffle_ps(c, d, 0xdd)));
-    __m512 f = _mm512_cvtepi32_ps(sums);
-    s = _mm_fmadd_ps(_mm_set1_ps(q_scale[0]), _mm512_castps512_ps128(f), s);
-    s = _mm_fmadd_ps(_mm_set1_ps(q_scale[1]), _mm512_extractf32x4_ps(f, 1), s);
-    s = _mm_fmadd_ps(_mm_set1_ps(q_scale[2]), _mm512_extractf32x4_ps(f, 2), s);
-    return _mm_fmadd_ps(_mm_set1_ps(q_scale[3]), _mm512_extractf32x4_ps(f, 3), s);
+    return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(c, d, 0x88)),
+                            _mm512_castps_si512(_mm512_shuffle_ps(c, d, 0xdd)));
 }
 
-/* dots[j * stride + r]: two queries with four rows of whole PAIR_STEPs. */
-ALWAYS_INLINE void q8_dot_pair4(const int8_t *q, const float *q_scale, const int32_t *offsets,
-                                const int8_t *k, ptrdiff_t d, float *dots, ptrdiff_t stride)
+/* sums[i]: of rows 4 i to 4 i + 3, for group after group. s = fma(scale of a group, its sum, s),
+ * group after group, for the 16 rows side by side. */
+ALWAYS_INLINE __m512 add_groups(const __m512i *sums, const float *q_scale, __m512 s)
 {
-    __m128 s[2] = {_mm_setzero_ps(), _mm_setzero_ps()};
+    const __m512i a = _mm512_shuffle_i32x4(sums[0], sums[1], 0x44),
+                  b = _mm512_shuffle_i32x4(sums[2], sums[3], 0x44),
+                  c = _mm512_shuffle_i32x4(sums[0], sums[1], 0xee),
+                  d = _mm512_shuffle_i32x4(sums[2], sums[3], 0xee);
+    const __m512i of_group[4] = {
+        _mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd),
+        _mm512_shuffle_i32x4(c, d, 0x88), _mm512_shuffle_i32x4(c, d, 0xdd),
+    };
+    UNROLL for (int g = 0; g < 4; g++)
+        s = v16_fma_number(q_scale + g, _mm512_cvtepi32_ps(of_group[g]), s);
+    return s;
+}
+
+/* dots[j * stride + r]: two queries with 16 rows of whole PAIR_STEPs. */
+ALWAYS_INLINE void q8_dot_pair(const int8_t *q, const float *q_scale, const int32_t *offsets,
+                               const int8_t *k, ptrdiff_t d, float *dots, ptrdiff_t stride)
+{
+    __m512 s[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (ptrdiff_t c = 0; c < d; c += PAIR_STEP) {
         const ptrdiff_t g = c / GROUP, other = d / GROUP + g;
-        __m512i q_first[2], q_last[2], x[2][4];
+        __m512i q_first[2], q_last[2], sums[2][4];
         split_groups(q + c, &q_first[0], &q_last[0]);
         split_groups(q + d + c, &q_first[1], &q_last[1]);
         const __m512i sign = _mm512_set1_epi8(-128);
@@ -126,27 +148,63 @@ ALWAYS_INLINE void q8_dot_pair4(const int8_t *q, const float *q_scale, const int
             offset[j] = _mm512_maskz_permutexvar_epi32(0x1111, groups,
                                                        _mm512_castsi128_si512(four));
         }
-        UNROLL for (int r = 0; r < 4; r++) {
-            __m512i first, last;
-            split_groups(k + r * d + c, &first, &last);
-            first = _mm512_xor_si512(first, sign), last = _mm512_xor_si512(last, sign);
+        UNROLL for (int i = 0; i < 4; i++) {
+            __m512i x[2][4];
+            UNROLL for (int r = 0; r < 4; r++) {
+                __m512i first, last;
+                split_groups(k + (4 * i + r) * d + c, &first, &last);
+                first = _mm512_xor_si512(first, sign), last = _mm512_xor_si512(last, sign);
+                UNROLL for (int j = 0; j < 2; j++)
+                    x[j][r] = _mm512_dpbusd_epi32(
+                        _mm512_dpbusd_epi32(offset[j], first, q_first[j]), last, q_last[j]);
+            }
             UNROLL for (int j = 0; j < 2; j++)
-                x[j][r] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(offset[j], first, q_first[j]),
-                                              last, q_last[j]);
+                sums[j][i] = sums_of_4(x[j]);
         }
-        s[0] = add_groups(x[0], q_scale + g, s[0]);
-        s[1] = add_groups(x[1], q_scale + other, s[1]);
+        s[0] = add_groups(sums[0], q_scale + g, s[0]);
+        s[1] = add_groups(sums[1], q_scale + other, s[1]);
     }
-    _mm_storeu_ps(dots, s[0]);
-    _mm_storeu_ps(dots + stride, s[1]);
+    _mm512_storeu_ps(dots, s[0]);
+    _mm512_storeu_ps(dots + stride, s[1]);
+}
+
+#elif defined(V16_AVX2)
+
+enum { QUERY_PAIRS = 1, PAIR_STEP = GROUP, PAIR_ROWS = 4 };
+
+/* dots[j * stride + r]: two queries with four rows. The first query's dots are in the lower half of
+ * a register and the second's in the upper. */
+ALWAYS_INLINE void q8_dot_pair(const int8_t *q, const float *q_scale, const int32_t *offsets,
+                               const int8_t *k, ptrdiff_t d, float *dots, ptrdiff_t stride)
+{
+    __m256 s = _mm256_setzero_ps();
+    (void)offsets;
+    for (ptrdiff_t g = 0; g < d / GROUP; g++) {
+        __m256i x[2][4], halves[2];
+        for (int r = 0; r < 4; r++) {
+            __m256i key = _mm256_loadu_si256((const __m256i *)(k + r * d + g * GROUP));
+            for (int j = 0; j < 2; j++)
+                x[j][r] = group_sums(
+                    _mm256_loadu_si256((const __m256i *)(q + j * d + g * GROUP)), key, key);
+        }
+        for (int j = 0; j < 2; j++)
+            halves[j] = sums_of_4_halves(x[j]);
+        __m256i sums = _mm256_add_epi32(_mm256_permute2x128_si256(halves[0], halves[1], 0x20),
+                                        _mm256_permute2x128_si256(halves[0], halves[1], 0x31));
+        __m256 scale = _mm256_set_m128(_mm_set1_ps(q_scale[d / GROUP + g]),
+                                       _mm_set1_ps(q_scale[g]));
+        s = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sums), s);
+    }
+    _mm_storeu_ps(dots, _mm256_castps256_ps128(s));
+    _mm_storeu_ps(dots + stride, _mm256_extractf128_ps(s, 1));
 }
 
 #else
 
-enum { PAIR_STEP = GROUP };
+enum { QUERY_PAIRS = 0, PAIR_STEP = GROUP, PAIR_ROWS = 4 };
 
-ALWAYS_INLINE void q8_dot_pair4(const int8_t *q, const float *q_scale, const int32_t *offsets,
-                                const int8_t *k, ptrdiff_t d, float *dots, ptrdiff_t stride)
+ALWAYS_INLINE void q8_dot_pair(const int8_t *q, const float *q_scale, const int32_t *offsets,
+                               const int8_t *k, ptrdiff_t d, float *dots, ptrdiff_t stride)
 {
     q8_dot4(q, q_scale, offsets, k, d, dots);
     q8_dot4(q + d, q_scale + d / GROUP, offsets + d / GROUP, k, d, dots + stride);
@@ -195,14 +253,16 @@ ALWAYS_INLINE void q8_dot_pair_run(const int8_t *q, const float *q_scale, const 
                                    const char *ahead, float *restrict dots, ptrdiff_t stride)
 {
     ptrdiff_t r = 0;
-    for (; r + 4 <= num_rows; r += 4) {
+    for (; r + PAIR_ROWS <= num_rows; r += PAIR_ROWS) {
         if (ahead)
-            prefetch(ahead + r * d, 4 * d);
-        q8_dot_pair4(q, q_scale, offsets, k + r * d, d, dots + r, stride);
+            prefetch(ahead + r * d, PAIR_ROWS * d);
+        q8_dot_pair(q, q_scale, offsets, k + r * d, d, dots + r, stride);
     }
-    for (; r < num_rows; r++) {
-        dots[r] = q8_dot(q, q_scale, k + r * d, d);
-        dots[stride + r] = q8_dot(q + d, q_scale + d / GROUP, k + r * d, d);
+    if (r < num_rows) {
+        ahead = ahead ? ahead + r * d : NULL;
+        q8_dot_run(q, q_scale, offsets, k + r * d, num_rows - r, d, ahead, dots + r);
+        q8_dot_run(q + d, q_scale + d / GROUP, offsets + d / GROUP, k + r * d, num_rows - r, d,
+                   NULL, dots + stride + r);
     }
 }
 
@@ -212,13 +272,16 @@ static void q8_dots_of_piece(const struct q8_queries *q, ptrdiff_t queries, cons
                              ptrdiff_t stride)
 {
     ptrdiff_t j = 0;
-    if ((int)PAIR_STEP > (int)GROUP && d % PAIR_STEP == 0)
+    if (QUERY_PAIRS && d % PAIR_STEP == 0)
         for (; j + 2 <= queries; j += 2, ahead = NULL) {
             const int8_t *values = q->values + j * d;
             const float *scales = q->scales + j * (d / GROUP);
             const int32_t *offsets = q->offsets + j * (d / GROUP);
             if (d == 128)
                 q8_dot_pair_run(values, scales, offsets, k, num_rows, 128, ahead,
+                                dots + j * stride, stride);
+            else if (d == 64)
+                q8_dot_pair_run(values, scales, offsets, k, num_rows, 64, ahead,
                                 dots + j * stride, stride);
             else
                 q8_dot_pair_run(values, scales, offsets, k, num_rows, d, ahead,

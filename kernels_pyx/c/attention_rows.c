@@ -238,6 +238,14 @@ ALWAYS_INLINE void sum_strip(float *acc, ptrdiff_t padded, int queries, const fl
             second = v16_set(w[stride + t]);
         UNROLL_ON_NEON for (int c = 0; c < width; c++) {
             v16 value = load_values(v + t * row_bytes, 16 * c, q8);
+#if defined(V16_AVX512)
+            if (q8) {  /* float rows wait for memory, and would only be loaded twice */
+                sum[c] = v16_fma_number(w + t, value, sum[c]);
+                if (queries == 2)
+                    sum[width + c] = v16_fma_number(w + stride + t, value, sum[width + c]);
+                continue;
+            }
+#endif
             sum[c] = v16_fma(first, value, sum[c]);
             if (queries == 2)
                 sum[width + c] = v16_fma(second, value, sum[width + c]);
