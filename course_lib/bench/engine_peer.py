@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from course_lib.bench.engine_cases import Ids, Peer
 from course_lib.bench.engine_gguf import write_gguf
 from course_lib.bench.engine_llama import BATCH, KV_TYPES, LlamaModel
 from course_lib.bench.engine_weights import KIND, RandomSource
+from course_lib.engine.config import ModelConfig
 from course_lib.engine.conversion import weight_bytes
 from course_lib.engine.model import Model
 from course_lib.engine.prefill import run_prompt
@@ -34,34 +37,53 @@ def llama_peer(source: RandomSource, model: Model, tokens: int, threads: int,
                on_progress: Callable[[int, int], object]) -> Iterator[tuple[Peer, float]]:
     """llama.cpp with the weights of `source` and room for `tokens`, and how alike its logits are.
 
-    The weights go through a GGUF file in a temporary folder, removed at the end. Yields the peer
-    and the correlation of logits after a few tokens. CourseError for a full disk, and where the
-    engines do not compute the same.
+    Yields the peer and the correlation of logits after a few tokens. CourseError for a full disk,
+    and where the engines do not compute the same.
     """
-    with tempfile.TemporaryDirectory(prefix="course-bench-") as folder:
+    with loaded(source, model.config, on_progress) as llama:
+        peer = Peer({kv: llama.context(kv, tokens + ROOM, model.config.vocab_size)
+                     for kv in KV_TYPES})
+        for context in peer.contexts.values():
+            context.set_threads(threads)
+        alike = agreement(peer, model)
+        prompt = Ids(model.config).prompt(min(BATCH, tokens))
+        for context in peer.contexts.values():
+            context.clear()
+            context.decode(prompt)
+            context.keep_prompt(len(prompt))
+        yield peer, alike
+
+
+def loaded(source: RandomSource, config: ModelConfig,
+           on_progress: Callable[[int, int], object]) -> LlamaModel:
+    """The weights of `source` in llama.cpp, through a file that is gone when this returns: what is
+    mapped stays until it is given back, so a run that is killed leaves nothing behind."""
+    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="course-bench-") as folder:
         path = Path(folder) / "random.gguf"
-        need, free = weight_bytes(model.config, KIND) + HEADER, shutil.disk_usage(folder).free
+        need, free = weight_bytes(config, KIND) + HEADER, shutil.disk_usage(folder).free
         if need > free:
             raise CourseError(f"bench: --peer needs {need / 1e6:.0f} MB in {tempfile.gettempdir()}"
                               f", {free / 1e6:.0f} are free; free some, or name another folder in "
                               "TMPDIR.")
         try:
-            write_gguf(path, source, model.config, on_progress)
+            write_gguf(path, source, config, on_progress)
         except OSError as error:
             raise CourseError(f"bench: {path} was not written ({error.strerror or error}); name "
                               "another folder in TMPDIR.") from None
-        with LlamaModel(path) as llama:
-            peer = Peer({kv: llama.context(kv, tokens + ROOM, model.config.vocab_size)
-                         for kv in KV_TYPES})
-            for context in peer.contexts.values():
-                context.set_threads(threads)
-            alike = agreement(peer, model)
-            prompt = Ids(model.config).prompt(min(BATCH, tokens))
-            for context in peer.contexts.values():
-                context.clear()
-                context.decode(prompt)
-                context.keep_prompt(len(prompt))
-            yield peer, alike
+        return LlamaModel(path)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let `kill` and a closed terminal end the program as an exit does, so that what must be
+    removed is."""
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = {s: signal.signal(s, lambda number, _: sys.exit(128 + number)) for s in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def agreement(peer: Peer, model: Model) -> float:
