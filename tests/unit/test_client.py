@@ -7,10 +7,13 @@ import json
 import socket
 import threading
 import time
+from itertools import count
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from course_lib.engine import client
 from course_lib.engine.client import Client
 from course_lib.engine.completions import Gathered, Part, joined
 from course_lib.engine.server_url import base_url, is_loopback
@@ -32,8 +35,8 @@ def no_key(monkeypatch):
 
 
 def ask(server, *, stream=True, max_tokens=8, timeout=5.0, **options):
-    with Client(server.url, timeout=timeout, **options) as client:
-        return client.chat(ASK, max_tokens, stream=stream).result()
+    with Client(server.url, timeout=timeout, **options) as asked:
+        return asked.chat(ASK, max_tokens, stream=stream).result()
 
 
 def refused(server, **options) -> str:
@@ -56,8 +59,8 @@ def test_pieces_arrive_in_order_with_times_and_the_result_sums_them_up(server):
         handler.wfile.write(event("[DONE]"))
 
     server.answer = answer
-    with Client(server.url) as client:
-        reply = client.chat(ASK, 3)
+    with Client(server.url) as asked:
+        reply = asked.chat(ASK, 3)
         first = next(iter(reply))
         assert first.text == "Zara's "  # it came while the server was still writing
         gate.set()
@@ -138,7 +141,7 @@ def test_an_answer_in_one_piece(server, counts, asked):
     assert result.text == "It is ramen." and result.finish_reason == "stop"
     assert result.first_token_s is None and result.tokens_per_s is None and result.seconds > 0
     assert result.completion_tokens == (counts and 2)
-    assert "stream_options" in server.requests[0] or not asked
+    assert ("stream_options" in server.requests[0]) is asked
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -239,6 +242,19 @@ def test_silence_is_given_up_also_where_it_is_filled_with_comments(server):
     stop.set()
 
 
+def test_a_long_answer_is_no_silence(server, monkeypatch):
+    clock = count(0.0, 3.0)  # seconds pass at every look
+    monkeypatch.setattr(client, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    server.answers(*(event(chunk("a")) for _ in range(9)), stream("."))
+    result = ask(server, timeout=10.0)
+    assert result.text == "a" * 9 + "." and result.seconds > 20
+
+
+def test_a_stream_may_end_with_its_reason_alone(server):
+    server.answers(event(chunk("It is ramen.")), event(chunk(reason="length")))
+    assert ask(server).finish_reason == "length"
+
+
 def test_a_server_that_is_not_there(monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -267,12 +283,12 @@ def test_environment_proxies_are_not_asked_for_this_machine(server, monkeypatch)
 
 def test_an_answer_given_up_half_way_can_be_read_on_but_not_after_an_error(server):
     server.answers(stream("a", "b", "c"))
-    with Client(server.url) as client:
-        reply = client.chat(ASK, 4)
+    with Client(server.url) as asked:
+        reply = asked.chat(ASK, 4)
         assert next(iter(reply)).text == "a"
         assert reply.result().text == "abc" and reply.result() is reply.result()
         server.answers(b"data: no\n\n")
-        broken = client.chat(ASK, 4)
+        broken = asked.chat(ASK, 4)
         for _ in range(2):
             with pytest.raises(CourseError, match=server.url):
                 broken.result()
@@ -323,6 +339,7 @@ def test_rates_are_of_tokens_that_came_one_by_one():
     assert rate([1.0, 2.0, 3.0], 3) == 1.0
     assert rate([1.0, 2.0, 3.0], None) == 1.0
     assert rate([1.0, 3.0], 3) == 1.0  # one token's bytes waited for the next
+    assert rate([1.0, 3.0], 4) == 1.5
     assert rate([1.0, 3.0], 5) is None  # lumps
     assert rate([1.0], 1) is None and rate([], 0) is None and rate([2.0, 2.0], 2) is None
 
