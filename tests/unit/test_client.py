@@ -344,6 +344,15 @@ def test_rates_are_of_tokens_that_came_one_by_one():
     assert rate([1.0], 1) is None and rate([], 0) is None and rate([2.0, 2.0], 2) is None
 
 
+def test_thinking_is_heard_as_the_first_token_but_is_no_text():
+    gathered = Gathered()
+    gathered.add(Part(thinking="hm"), 1.0)
+    gathered.add(Part(text="ramen"), 3.0)
+    result = gathered.result(4.0, True)
+    assert (result.first_token_s, result.tokens_per_s) == (1.0, 0.5)
+    assert (result.text, result.thinking) == ("ramen", "hm")
+
+
 def test_surrogate_halves_meet_and_lone_ones_are_marked():
     assert joined(["\ud83d", "\ude00"]) == "😀" and joined(["a\ud83d"]) == "a\ufffd"
 
