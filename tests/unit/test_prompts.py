@@ -8,7 +8,7 @@ import pytest
 
 from course_lib.errors import CourseError
 from course_lib.lab import world
-from course_lib.lab.notes import exact_subset
+from course_lib.lab.notes import Notes, exact_subset
 from course_lib.lab.prompts import (
     ARTICLE_FACT,
     INSTRUCTION,
@@ -158,3 +158,18 @@ def test_a_subset_has_the_sum_or_the_next_below(total, sums):
     pool = [("a", 7), ("b", 7), ("c", 12)]
     chosen = exact_subset(pool, total)
     assert sum(price for _, price in chosen) == sums and len(set(chosen)) == len(chosen)
+
+
+def test_lines_return_to_the_tail_until_the_budget_is_hit():
+    """Lines of 7 and of 20 tokens: 43 tokens cannot be hit, 63 can."""
+    missed = []
+    for budget in range(150, 300):
+        rng = random.Random(budget)
+        lines = Notes(lambda rng=rng: "x" * rng.choice((7, 20)), len, budget).lines()
+        missed += [budget] * (sum(map(len, lines)) != budget)
+    assert not missed
+
+
+def test_lines_longer_than_what_is_left_end():
+    assert Notes(lambda: "x" * 60, len, 110).lines() == ["x" * 60]
+    assert Notes(lambda: "x" * 60, len, 10).lines() == []
