@@ -212,8 +212,8 @@ def test_a_template_that_writes_too_much_is_stopped(monkeypatch):
 
 
 @pytest.mark.parametrize("expression", [
-    "'x' * 10 ** 9", "10 ** 9 * 'x'", "[0] * 999999999", "9 ** 99999999", "(2 ** 9999999) * (3 ** "
-    "9999999)", "messages * 999999999",
+    "'x' * 10 ** 9", "10 ** 9 * 'x'", "[0] * 999999999", "9 ** 99999999", "2 ** 8000000 * 2 ** "
+    "8000000 * 2 ** 8000000", "messages * 999999999",
 ])
 def test_products_and_powers_are_bounded(expression):
     template = ChatTemplate("{{ (" + expression + ") | length }}")

@@ -189,6 +189,12 @@ def test_an_interrupted_continuation_leaves_the_beginning(engine, monkeypatch, p
             cache.prefill(engine, [*ids[:40], *ids[60:90]])
     session, reused = cache.prefill(engine, ids)
     assert reused == 40
+    with monkeypatch.context() as patch:
+        patch.setattr(f"course_lib.{place}", raising)
+        with pytest.raises(KeyboardInterrupt):
+            extend(session, [5, 6])
+    lengths = [session.cache.layer_length(layer) for layer in range(2)]
+    assert lengths == [100, 100]
     expected = engine.prefill(ids, importance="none").logits
     np.testing.assert_allclose(session.logits, expected, rtol=1e-3, atol=1e-3)
 
