@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pytest
 
-from course_lib.engine import Engine, ModelConfig
+from course_lib.engine import Engine, ModelConfig, files
 from course_lib.engine.config import MoEConfig
 from course_lib.engine.families import FAMILIES
 from course_lib.errors import CourseError
@@ -415,6 +415,16 @@ def test_a_named_pipe_is_not_waited_for(tmp_path, name):
     os.mkfifo(tmp_path / name)
     with pytest.raises(CourseError, match=f"{name} cannot be read .it is not a regular file"):
         Engine.load(tmp_path)
+
+
+def test_a_config_larger_than_any(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST", 1 << 20)
+    (tmp_path / "config.json").write_bytes(b" " * ((1 << 20) + 1))
+    with pytest.raises(CourseError, match="config.json is larger than 1 MiB, which no such file"):
+        ModelConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_bytes(b" " * (1 << 20))
+    with pytest.raises(CourseError, match="not valid JSON"):
+        ModelConfig.from_folder(tmp_path)
 
 
 def test_the_home_folder_of_nobody(tmp_path):

@@ -2,9 +2,11 @@
 
 import errno
 import gc
+import hashlib
 import json
 import os
 import tracemalloc
+import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from safetensors.numpy import save_file
 from course_lib.engine import Engine, safetensors_file
 from course_lib.engine.config import ModelConfig
 from course_lib.engine.conversion import load_weights
+from course_lib.engine.fingerprint import add_sample
 from course_lib.engine.safetensors_source import SafetensorsSource
 from course_lib.errors import CourseError
 from tests.tiny_checkpoint import BASE_CONFIG, random_tensors, write_checkpoint
@@ -164,11 +167,13 @@ def test_files_are_closed(sharded):
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
     if before is None:
         pytest.skip("no /proc")
-    source = SafetensorsSource(sharded)
-    assert len(os.listdir("/proc/self/fd")) == before + 3
-    del source
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    with warnings.catch_warnings(record=True) as caught:  # Python complains of those it closes
+        warnings.simplefilter("always")
+        source = SafetensorsSource(sharded)
+        assert len(os.listdir("/proc/self/fd")) == before + 3
+        del source
+        gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before and not caught
 
 
 ONE, TWO, THREE = (f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3))
@@ -327,3 +332,29 @@ def test_the_fingerprint_follows_every_file(sharded):
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert len(set(seen)) == len(seen) == 1 + 3 * 2 + 1
     assert all(len(digits) == 64 and int(digits, 16) for digits in seen)
+
+
+def test_the_fingerprint_holds_the_whole_header(tmp_path):
+    """Not only the pages of it that are sampled."""
+    path = tmp_path / "model.safetensors"
+    save_file({f"tensor-{i:04}": np.zeros(10_000, np.float32) for i in range(150)}, path)
+    data, times = path.read_bytes(), path.stat()
+    first = SafetensorsSource(tmp_path).fingerprint()
+    at = data.index(b"tensor-", 6000)
+    path.write_bytes(data[:at] + b"Tensor-" + data[at + 7 :])
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert SafetensorsSource(tmp_path).fingerprint() != first
+
+
+def test_a_sample_tells_sizes_apart(tmp_path):
+    """Of files whose sampled pages are the same."""
+    digests = set()
+    for size in (1 << 20, 2 << 20):
+        path = tmp_path / str(size)
+        path.write_bytes(bytes(size))
+        os.utime(path, ns=(10**18, 10**18))
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            add_sample(digest, file)
+        digests.add(digest.hexdigest())
+    assert len(digests) == 2
