@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from course_lib.cli import dispatch, main
+from course_lib.engine import Engine
 from course_lib.engine.session import log_softmax
 from course_lib.errors import CourseError
 from course_lib.lab import held_out, perplexity
@@ -95,6 +96,17 @@ def test_arms_are_all_combinations_and_do_what_they_say(shipped_engine):
             assert result.answer_ratio == pytest.approx(1, abs=0.01)
         else:
             assert result.answer_ratio > 1.5  # one block of eight is too few
+
+
+def test_selection_has_importance_and_exact_decode_needs_none(shipped_engine, monkeypatch):
+    asked: list = []
+    prefill = Engine.prefill
+    monkeypatch.setattr(Engine, "prefill", lambda self, ids, *, kv, importance: (
+        asked.append((len(ids), kv, importance)) or prefill(self, ids, kv=kv)))
+    made = world_window(shipped_engine, "a", 96)
+    list(window_costs(shipped_engine, made, ("q8",), (None,)))
+    list(window_costs(shipped_engine, made, ("f32",), (None, "auto")))
+    assert asked == [(made.cut, "q8", "none"), (made.cut, "f32", "all_queries")]
 
 
 def test_ratios_are_over_the_same_windows_and_sums_are_exponentiated():
