@@ -179,6 +179,19 @@ def test_what_depends_on_the_whole_prompt_is_run_as_a_whole(engine):
     assert cache.prefill(engine, [ids[0] + 1, *ids[1:]], kv="q8", block_size=16)[1] == 0
 
 
+def test_rows_of_no_use_are_given_up_before_new_ones_are_made(engine, monkeypatch):
+    cache, real, seen = PromptCache(), Engine.prefill, []
+
+    def prefill(self, ids, **options):
+        seen.append(cache._session)
+        return real(self, ids, **options)
+
+    monkeypatch.setattr(Engine, "prefill", prefill)
+    for options in ({}, {"kv": "q8"}, {"importance": "all_queries"}, {}):
+        cache.prefill(engine, random_ids(20), **options)
+    assert seen == [None] * 4
+
+
 @pytest.mark.parametrize("place", ["kvcache.KVCache.append", "engine.model.Model.logits"])
 def test_an_interrupted_continuation_leaves_the_beginning(engine, monkeypatch, place):
     cache, ids = PromptCache(), random_ids(100)
