@@ -44,10 +44,13 @@ def need(config: ModelConfig, kind: str, kv: str, context: int) -> Need:
 
 
 def cache_bytes(config: ModelConfig, kv: str, context: int) -> int:
-    """Bytes of the KV cache of all layers, blocks allocated in advance included."""
+    """Bytes of the KV cache of all layers, blocks allocated in advance included; of a q8 cache also
+    the K rows that sparse decode keeps a second time, 8 of 32."""
     blocks = -(-context * 9 // 8 // BLOCK)  # it grows by an eighth
-    row = kv_bytes_per_token(config.num_key_value_heads, config.head_dim, kv)
-    return config.num_hidden_layers * blocks * BLOCK * row
+    block = BLOCK * kv_bytes_per_token(config.num_key_value_heads, config.head_dim, kv)
+    if kv == "q8":
+        block += 8 * config.num_key_value_heads * (config.head_dim + 4)
+    return config.num_hidden_layers * blocks * block
 
 
 def scratch_bytes(config: ModelConfig, kv: str, context: int) -> int:
