@@ -27,7 +27,7 @@ from course_lib.bench import (
     machine,
 )
 from course_lib.bench.engine_cases import Arm, Ids, Peer, Task
-from course_lib.bench.engine_profile import Profile, profiled
+from course_lib.bench.engine_profile import Profile, Timed, profiled
 from course_lib.bench.engine_records import COLUMNS, EngineRecord
 from course_lib.bench.engine_weights import QWEN3_0_6B, RandomSource, token_bytes
 from course_lib.engine.conversion import load_weights
@@ -468,8 +468,7 @@ def test_the_profile_counts_kernels_and_gives_them_back(monkeypatch):
         with pytest.raises(ValueError, match="negative"):
             backend.kernel("slow")(-1)
     assert backend.kernel is real
-    assert profile.seconds == 10 and profile.kernels == {"slow": 6.0} and profile.calls == {
-        "slow": 2}
+    assert profile.seconds == 10 and profile.kernels == {"slow": Timed(slow, 6.0, 2)}
     assert profile.outside == pytest.approx(0.4) and profile.shares() == [("slow", 0.6)]
     assert Profile().outside is None and Profile(1.0).outside is None
 
@@ -518,8 +517,8 @@ def test_ratios_are_to_the_peer_at_the_same_task_and_threads():
 
 
 def test_where_the_time_goes_adds_up():
-    profile = Profile(10.0, {"a": 4.0, "b": 2.0, "c": 1.0, "d": 0.5, "e": 0.4, "f": 0.1},
-                      dict.fromkeys("abcdef", 1))
+    seconds = {"a": 4.0, "b": 2.0, "c": 1.0, "d": 0.5, "e": 0.4, "f": 0.1}
+    profile = Profile(10.0, {name: Timed(print, value, 1) for name, value in seconds.items()})
     text = engine_table.shares_text([(replace(record("course", "q8", 1.0), sparse_k=32), profile)])
     assert text.splitlines()[1] == (
         "  token at 0, q8, blocks 32, 2 threads: a 40 %, b 20 %, c 10 %, d 5 %, other kernels 5 %; "
