@@ -4,9 +4,10 @@
     python tools/make_token_golden.py          # extra `peer`: llama-cpp-python
 
 transformers reads a GGUF file's vocabulary but not how its tokenizer cuts text (tokenizer.ggml.pre)
-and always cuts as GPT-2 does: where a digit follows two blanks its tokens are not the model's.
-llama.cpp knows, and shares no code with the engine. tests/oracle/golden/smollm2_tokens.json holds
-the texts, their ids and whether a digit follows two blanks.
+and always cuts as GPT-2 does: where two blanks stand before a digit, and in numbers that are not
+0 … 9, its tokens are not the model's. llama.cpp knows, and shares no code with the engine.
+tests/oracle/golden/smollm2_tokens.json holds the texts, their ids and whether they have such
+numbers.
 """
 
 from __future__ import annotations
@@ -54,14 +55,16 @@ def main() -> None:
     lines = []
     for text in dict.fromkeys((*TEXTS, *drawn)):
         ids = model.tokenize(text.encode(), add_bos=False, special=False)
-        case = {"text": text, "digits_after_blanks": digits_after_blanks(text), "ids": ids}
+        case = {"text": text, "numbers_apart": numbers_apart(text), "ids": ids}
         lines.append(json.dumps(case, ensure_ascii=False))
     write_atomically(GOLDEN, '{"model": "smollm2", "texts": [\n' + ",\n".join(lines) + "\n]}\n")
 
 
-def digits_after_blanks(text: str) -> bool:
-    return any(first.isspace() and second.isspace() and unicodedata.category(third)[0] == "N"
-               for first, second, third in zip(text, text[1:], text[2:], strict=False))
+def numbers_apart(text: str) -> bool:
+    """Whether cutting numbers apart from blanks, digit by digit, can change the tokens."""
+    return any(unicodedata.category(letter)[0] == "N"
+               and (not letter.isascii() or text[max(place - 2, 0) : place].isspace() and place > 1)
+               for place, letter in enumerate(text))
 
 
 if __name__ == "__main__":
