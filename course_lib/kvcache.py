@@ -19,7 +19,7 @@ from course_lib.arrays import (
     whole_number,
 )
 from course_lib.probe_keys import ProbeKeys
-from course_lib.quant import ROUNDING_RULES, store_rows
+from course_lib.quant import ROUNDING_RULES, quantize_rows
 
 CACHE_DTYPES = ("f32", "q8")
 
@@ -99,11 +99,13 @@ class KVCache:
             )
         require_finite(k, "k", first_token=have)
         require_finite(v, "v", first_token=have)
-        end = have + k.shape[1]
-        self._reserve(layer, end)
-        new = self._layers[layer].map(lambda stored: stored[:, have:end])
-        store_rows(k, v, self.rule, new)
-        self._lengths[layer] = end
+        new = LayerRows(k, v)
+        if self.dtype == "q8":
+            (kq, k_scale), (vq, v_scale) = quantize_rows(k, self.rule), quantize_rows(v, self.rule)
+            new = LayerRows(kq, vq, k_scale, v_scale)
+        self._reserve(layer, have + k.shape[1])
+        _write(self._layers[layer], new, have)
+        self._lengths[layer] = have + k.shape[1]
 
     def _reserve(self, layer: int, tokens: int) -> None:
         old = self._layers[layer]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from course_lib import backend
-from course_lib.arrays import F32, LayerRows, as_float32, positive_int, require_finite
+from course_lib.arrays import F32, as_float32, positive_int, require_finite
 
 ROUNDING_RULES = ("half_up", "half_even", "half_away", "trunc")
 """The position of a rule in this tuple is its code in the compiled kernels."""
@@ -82,24 +82,6 @@ def quantize_rows(x: Any, rule: str = "half_up") -> tuple[np.ndarray, np.ndarray
     scale, inverse = _scales(np.abs(x).max(axis=-1))
     rounded = _round(x * inverse[..., None], rule)
     return np.clip(rounded, -Q_MAX, Q_MAX).astype(np.int8), scale
-
-
-def store_rows(k: np.ndarray, v: np.ndarray, rule: str, out: LayerRows) -> None:
-    """Write K and V rows to ``out``, views of a cache: as they are, or as quantize_rows makes them.
-
-    k, v: finite float32 [heads, t, d]; out: rows of that shape, float32, or int8 with float32
-    scales [heads, t].
-    """
-    compiled = backend.kernel("quantize_heads")
-    if out.k_scale is None or out.v_scale is None:
-        out.k[...], out.v[...] = k, v
-    elif compiled is not None:
-        compiled(np.ascontiguousarray(k), np.ascontiguousarray(v), ROUNDING_RULES.index(rule),
-                 *out)
-    else:
-        new_k, new_v = quantize_rows(k, rule), quantize_rows(v, rule)
-        out.k[...], out.k_scale[...] = new_k
-        out.v[...], out.v_scale[...] = new_v
 
 
 def dequantize_rows(q: Any, scale: Any) -> np.ndarray:

@@ -140,18 +140,6 @@ def quantize_rows(bits, rows, d, rule_code=0, exponent=0, spread=0):
             outputs(out_q=(np.int8, (rows, d)), out_scale=(F32, rows)))
 
 
-@maker(*(dict(heads=heads, t=t, d=d, rule_code=rule, exponent=exponent)
-         for heads, t, d, rule, exponent in (
-             (2, 3, 17, 0, 0), (1, 1, 1, 1, 0), (8, 1, 128, 0, 0), (2, 5, 64, 2, -22),
-             (3, 2, 33, 3, 0), (2, 3, 37, 0, 100))),
-       heads=(0, 3), t=(0, 4), d=(1, 70), rule_code=(0, 3), exponent=(-40, 100))
-def quantize_heads(bits, heads, t, d, rule_code, exponent):
-    return (dict(k=bits.floats((heads, t, d), exponent), v=bits.floats((heads, t, d), exponent, 2),
-                 rule_code=rule_code),
-            outputs(out_k=(np.int8, (heads, t, d)), out_v=(np.int8, (heads, t, d)),
-                    out_k_scale=(F32, (heads, t)), out_v_scale=(F32, (heads, t))))
-
-
 # --- attention and selection ---------------------------------------------------------------------
 
 

@@ -31,8 +31,7 @@ VARIANT = next(iter(kernels_pyx.VARIANTS), "")
 REFUSED, SAME, EITHER = "refused", "same result", "refused or any result"
 OPTIONAL = {"importance", "importance_from_row", "samples", "sample_scale", "q_gain", "k_gain"}
 """What prefill_attention, sparse_attention and split_heads do without."""
-VIEWS = {"split_heads": {"q", "k", "v"},
-         "quantize_heads": {"out_k", "out_v", "out_k_scale", "out_v_scale"}}
+VIEWS = {"split_heads": {"q", "k", "v"}}
 """Outputs that may be views of longer heads."""
 TAKEN = "refused or the same result"
 NUMBERS = "refused, perhaps after something was written, or any result"
