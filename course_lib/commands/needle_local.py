@@ -56,13 +56,13 @@ def _run_with_bar(engine: Engine, options: NeedleOptions) -> tuple[list[list[Tri
     the first one.
     """
     finished: list[list[Trial]] = []
-    unfinished: list[Trial] = []
+    in_order: list[Trial] = []  # while no prompt is finished, those of the first one
     arms = options.arms()
     bar = tqdm(total=options.prompts * len(arms), unit="run", file=sys.stderr,
                disable=not sys.stderr.isatty())
 
     def on_trial(index: int, arm: Arm, trial: Trial) -> None:
-        unfinished.append(trial)
+        in_order.append(trial)
         bar.set_postfix_str(f"prompt {index} k={arm.k} {'hit' if trial.recalled else 'miss'}")
         bar.update()
 
@@ -70,11 +70,10 @@ def _run_with_bar(engine: Engine, options: NeedleOptions) -> tuple[list[list[Tri
         with bar, closing(PhaseBar(options.tokens)) as phase:
             for trials in run_trials(engine, options, on_trial, phase if not bar.disable else None):
                 finished.append(trials)
-                unfinished.clear()
     except KeyboardInterrupt:
         kept = f"{len(finished)} of {options.prompts} prompts"
-        if not finished and unfinished:
-            finished, kept = [unfinished], f"{len(unfinished)} of {len(arms)} arms of one prompt"
+        if not finished and in_order:
+            finished, kept = [in_order], f"{len(in_order)} of {len(arms)} arms of one prompt"
         print(f"course: interrupted; kept {kept}", file=sys.stderr)
         return finished, False
     return finished, True
