@@ -87,8 +87,10 @@ def cache_of(folder, kind="q8_0"):
     return folder / "course-cache" / f"{kind}.safetensors"
 
 
+@pytest.mark.parametrize("free", [None, 0], ids=["read", "mapped"])
 @each_kind
-def test_packed_once_then_mapped(model, kind):
+def test_packed_once_then_read_or_mapped(model, kind, free, monkeypatch):
+    monkeypatch.setattr(cache_file, "available", lambda: free)
     expected = load_weights(*opened(model), kind)
     first, packed, notes = load(model, kind)
     assert packed and not notes
