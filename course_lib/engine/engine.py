@@ -33,7 +33,7 @@ from course_lib.kvcache import CACHE_DTYPES
 
 
 class Engine:
-    """A dense Qwen3 model with its tokenizer; everything is computed in float32."""
+    """A model with its tokenizer: float32 arithmetic, weights as float32 or in packed blocks."""
 
     def __init__(self, config: ModelConfig, weights: Weights, tokenizer: Tokenizer):
         self.config = config
