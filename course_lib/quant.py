@@ -71,14 +71,18 @@ def quantize_rows(x: Any, rule: str = "half_up") -> tuple[np.ndarray, np.ndarray
     x = as_float32(x, "x")
     if x.ndim == 0 or x.shape[-1] == 0:
         raise ValueError(f"x must have rows of at least one value, not shape {x.shape}.")
-    require_finite(x, "x")
     compiled = backend.kernel("quantize_rows")
     if compiled is not None:
         rows = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
         q = np.empty(rows.shape, np.int8)
         scale = np.empty(rows.shape[0], F32)
-        compiled(rows, ROUNDING_RULES.index(rule), q, scale)
+        try:
+            compiled(rows, ROUNDING_RULES.index(rule), q, scale)
+        except ValueError:
+            require_finite(x, "x")
+            raise
         return q.reshape(x.shape), scale.reshape(x.shape[:-1])
+    require_finite(x, "x")
     scale, inverse = _scales(np.abs(x).max(axis=-1))
     rounded = _round(x * inverse[..., None], rule)
     return np.clip(rounded, -Q_MAX, Q_MAX).astype(np.int8), scale
