@@ -27,7 +27,7 @@ from course_lib.bench import (
     machine,
 )
 from course_lib.bench.engine_cases import Arm, Ids, Peer, Task
-from course_lib.bench.engine_profile import Profile, Timed, profiled
+from course_lib.bench.engine_profile import Profile, Timed, cost_of_a_clock, profiled
 from course_lib.bench.engine_records import COLUMNS, EngineRecord
 from course_lib.bench.engine_weights import QWEN3_0_6B, RandomSource, token_bytes
 from course_lib.engine.conversion import load_weights
@@ -248,14 +248,41 @@ def test_rounds_interleave_and_a_row_is_the_median(monkeypatch, tiny):
         call("read")
 
     read.nbytes = 50
-    kernels = machine.Kernels()
-    run = engine_run.EngineRun(kernels, read, tiny)
-    engine_run.measure(run, Task("tg", 1, 5), 1)
+    threads = []
+    monkeypatch.setattr(machine.Kernels, "set_threads", lambda kernels, n: threads.append(n))
+    run = engine_run.EngineRun(machine.Kernels(), read, tiny)
+    engine_run.measure(run, Task("tg", 1, 5), 3)
+    assert threads == [3] and run.records[0].threads == 3
     assert order == (["read"] * 2 + ["a"] * 4 + ["b"] * 4) * 3
     a, b = run.records
     assert (a.tokens_per_s, b.tokens_per_s) == (1 / 2, 1 / 40)
     assert a.bandwidth_fraction == pytest.approx(100 / 2 / 50)
     assert b.bandwidth_fraction == pytest.approx(200 / 40 / 50)
+
+
+def test_a_prompt_counts_all_its_tokens():
+    arm = Arm("course", "q8", None, print)
+    row = engine_run.record_of(Task("pp", 8, 0), arm, 1, 2.0, 50.0, None)
+    assert row == EngineRecord("course", "pp", 8, 0, "q8", None, 1, 4.0)
+
+
+def test_ways_differ_in_the_rows_and_blocks_that_the_engine_is_asked_for(monkeypatch, tiny):
+    asked = []
+    real = engine_cases.run_prompt
+    monkeypatch.setattr(engine_cases, "run_prompt", lambda model, ids, kv: asked.append(
+        (len(ids), kv)) or real(model, ids, kv=kv))
+    for arm in engine_cases.arms_of(Task("pp", 9, 0), tiny, None):
+        arm.call()
+        assert asked[-1] == (9, arm.kv)
+    ways = engine_cases.token_arms(1100, tiny, "q8", Ids(TINY))
+    step = engine_cases.Session.step
+    monkeypatch.setattr(engine_cases.Session, "step", lambda session, token, decode_k: asked.append(
+        (decode_k, len(session.importance), session.cache.dtype)) or step(
+            session, token, decode_k=decode_k))
+    for arm in ways:
+        arm.call()
+        assert asked[-1] == (arm.sparse_k, 1100, "q8")
+    assert [arm.sparse_k for arm in ways] == [None, 32, "auto"]
 
 
 @pytest.mark.parametrize(("task", "quick", "calls", "profiled"), [
@@ -289,6 +316,15 @@ def test_quick_asks_a_prompt_once_and_begins_nothing_late_but_the_first(monkeypa
     monkeypatch.setattr(engine_report, "measure", slow)
     code, text = bench(quick=True)
     assert code == 0 and counts == [("prompt 40", True)]
+    real = engine_report.load_weights
+
+    def late(*arguments):
+        now[0] += 100
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_report, "load_weights", late)
+        assert bench(quick=True)[0] == 0 and counts == [("prompt 40", True)] * 2
     assert "--quick left out token at 0, token at 1,100: this machine is slow" in text
     counts.clear()
     bench()
@@ -305,11 +341,16 @@ def test_the_tasks_are_those_that_are_promised_and_quick_has_some_of_each_phase(
 @needs_kernels
 def test_the_gate_is_asked_for_the_threads_that_are_measured(monkeypatch):
     asked = []
-    monkeypatch.setattr(engine_report, "measure", lambda run, task, threads, finished: asked.append(
-        (threads, backend.threads())))
+
+    def measure(run, task, threads, finished):
+        run.kernels.set_threads(threads)
+        asked.append((threads, backend.threads()))
+
+    monkeypatch.setattr(engine_report, "measure", measure)
     monkeypatch.setenv("COURSE_THREADS", "1")
     bench(threads=[2], tasks=TASKS[:1])
     assert asked == [(2, 2)] and os.environ["COURSE_THREADS"] == "1"
+    assert kernels_pyx.compiled.get_num_threads() == 1
 
 
 # ---- Interrupts and what is refused ----
@@ -391,7 +432,9 @@ def test_too_little_memory_is_refused_and_a_peer_needs_more(monkeypatch):
     both = engine_report.needed_bytes(QWEN3_0_6B, 4096, True)
     kept = token_bytes(QWEN3_0_6B) + 28 * 4096 * sum(
         kv_bytes_per_token(8, 128, kv) for kv in ("f32", "q8"))
-    assert kept < alone < 1.6 * kept and both > alone + token_bytes(QWEN3_0_6B)
+    assert kept < alone < 1.6 * kept
+    theirs = token_bytes(QWEN3_0_6B) + 28 * 4096 * 2 * 8 * 128 * (2 + 34 / 32)
+    assert theirs < both - alone < 1.5 * theirs
     engine_report.check_memory(alone, alone)
     engine_report.check_memory(alone, None)
     with pytest.raises(CourseError, match=r"--engine needs 2\.\d GB of memory here, 2\.\d GB are"):
@@ -470,6 +513,13 @@ def test_the_profile_counts_kernels_and_gives_them_back(monkeypatch):
     assert backend.kernel is real
     assert profile.seconds == 10 and profile.kernels == {"slow": Timed(slow, 6.0, 2)}
     assert profile.outside == pytest.approx(0.4) and profile.shares() == [("slow", 0.6)]
+    ticks = iter(range(10**6))
+    monkeypatch.setattr("course_lib.bench.engine_profile.time.perf_counter", lambda: next(ticks))
+    assert cost_of_a_clock(10) == 1.1  # a tick a call, and one of the loop
+    monkeypatch.setattr(backend, "kernel", lambda name: abs)
+    with profiled() as profile:
+        backend.kernel("abs")(1)
+    assert profile.seconds == pytest.approx(3 - 1.001)
     assert Profile().outside is None and Profile(1.0).outside is None
 
 
@@ -506,7 +556,9 @@ def record(engine, kv, tokens_per_s, depth=0, threads=2):
 def test_ratios_are_to_the_peer_at_the_same_task_and_threads():
     records = [record("course", "q8", 30.0), record("llama", "f16", 20.0),
                record("llama", "q8_0", 15.0), record("llama", "f16", 1.0, depth=9),
-               record("llama", "f16", 1.0, threads=1), record("course", "q8", 30.0, depth=7)]
+               record("llama", "f16", 1.0, threads=1), record("course", "q8", 30.0, depth=7),
+               record("course", "q8", 3.0, threads=1)]
+    assert engine_table.ratio_cells(records[6], records) == ("3.00x", "")
     assert engine_table.ratio_cells(records[0], records) == ("1.50x", "2.00x")
     assert engine_table.ratio_cells(records[1], records) == ("", "")
     assert engine_table.ratio_cells(records[5], records) == ("", "")
@@ -561,3 +613,11 @@ def test_a_peer_that_computes_something_else_is_refused(tiny, monkeypatch):
         monkeypatch.setattr(context, "logits", lambda: np.arange(96.0))
     with pytest.raises(CourseError, match="llama.cpp does not compute the same model"):
         engine_peer.agreement(Peer(contexts), tiny)
+
+
+def test_each_kind_of_rows_is_compared_with_its_like(tiny, monkeypatch):
+    contexts = {kv: FakeContext() for kv in engine_llama.KV_TYPES}
+    for context, kv in zip(contexts.values(), ("f32", "q8"), strict=True):
+        _, hidden = run_prompt(tiny, Ids(TINY).prompt(8), kv=kv)
+        monkeypatch.setattr(context, "logits", lambda hidden=hidden: tiny.logits(hidden[-1]))
+    assert engine_peer.agreement(Peer(contexts), tiny) > 1 - 1e-12
