@@ -84,6 +84,16 @@ static void quantize_piece(void *context, ptrdiff_t index, int thread)
     }
 }
 
+/* A matrix that meets one row of x is read once: its lines should not push others, such as those of
+ * the interpreter between two calls, out of the caches. */
+static inline void ask_for(const void *line, int once)
+{
+    if (once)
+        __builtin_prefetch(line, 0, 0);
+    else
+        __builtin_prefetch(line);
+}
+
 /* One panel times nx rows of x; `lanes` rows of the panel are outputs. */
 TILE_FUNCTION void panel_tile(const enum weight_kind kind, const int nx, ptrdiff_t blocks,
                               const uint8_t *codes, const uint16_t *scales, struct activations x,
@@ -96,8 +106,8 @@ TILE_FUNCTION void panel_tile(const enum weight_kind kind, const int nx, ptrdiff
     for (ptrdiff_t b = 0; b < blocks; b++) {
         s16 sum[BLOCK_X];
         UNROLL for (int line = 0; line < block_bytes; line += 64)
-            __builtin_prefetch(codes + block_bytes * b + LINEAR_READ_AHEAD + line);
-        __builtin_prefetch(scales + 16 * b + LINEAR_READ_AHEAD / 8);
+            ask_for(codes + block_bytes * b + LINEAR_READ_AHEAD + line, nx == 1);
+        ask_for(scales + 16 * b + LINEAR_READ_AHEAD / 8, nx == 1);
         if (kind == Q4_0)
             q4_0_block(sum, nx, codes + 256 * b, x.q + 32 * nx * b, x.start + nx * b);
         else
