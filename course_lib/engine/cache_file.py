@@ -127,7 +127,7 @@ def open_file(path: Path, layout: Layout) -> Weights:
     are valid; `check_codes` does that. CacheFileError for a file that is not of this layout,
     truncated or damaged.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_without_waiting) as file:
         if os.fstat(file.fileno()).st_size != layout.size:
             raise CacheFileError("is truncated or of another model")
         if int.from_bytes(file.read(8), "little") != layout.data - 8:
@@ -156,6 +156,11 @@ def open_file(path: Path, layout: Layout) -> Weights:
                             array(slot.name + SCALES))
 
     return assemble(layout.config, fill)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe of that name, whose writer may never come, at once too."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_all(file: BufferedReader, size: int) -> np.ndarray:
@@ -193,7 +198,7 @@ def arrays_in(content: np.ndarray, layout: Layout) -> Any:
 
 def check_codes(path: Path, layout: Layout) -> None:
     """CacheFileError unless the codes in a file of this layout have their checksum; reads all."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_without_waiting) as file:
         file.seek(8)
         facts = layout.require(json.loads(file.read(layout.data - 8)))
         total = 0

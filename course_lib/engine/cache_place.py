@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -38,9 +39,23 @@ def places(source: Path, kind: str) -> list[Path]:
     digest = hashlib.sha256(str(absolute).encode("utf-8", "surrogateescape")).hexdigest()[:12]
     apart = f"{absolute.name}-{digest}"
     if setting:
-        return [Path(setting).expanduser() / apart / name]
-    user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return [folder / "course-cache" / name, user / "rk3588-inference-course" / apart / name]
+        return [_of_user(setting) / apart / name]
+    beside = folder / "course-cache" / name
+    try:
+        user = _of_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    except CourseError:  # a user without a home folder: then beside the checkpoint or nowhere
+        return [beside]
+    return [beside, user / "rk3588-inference-course" / apart / name]
+
+
+def _of_user(folder: str) -> Path:
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:
+        raise CourseError(
+            f"{VARIABLE}={folder} names the home folder of a user that this machine lacks: give "
+            "the folder's whole path"
+        ) from None
 
 
 @contextmanager
@@ -91,6 +106,8 @@ def _open_somewhere(options: list[Path], size: int) -> tuple[Path, int, str, lis
         made: list[Path] = []
         try:
             _make_folders(target.parent, made)
+            if target.is_dir():  # which no file replaces: before the work, not after it
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             free = shutil.disk_usage(target.parent).free
             if free < size + SPARE:
                 raise OSError(f"{free / 1e9:.2f} GB are free there")

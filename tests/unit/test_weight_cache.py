@@ -246,6 +246,12 @@ def test_files_of_others_are_packed_again(model, tmp_path):
         assert path.read_bytes() == good, what
 
 
+def test_a_pipe_of_that_name_is_not_waited_for(model):
+    cache_of(model).parent.mkdir()
+    os.mkfifo(cache_of(model))
+    assert len(load(model)[2]) == 1 and cache_of(model).is_file()
+
+
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_flipped_bit_or_a_short_file_is_never_a_crash(tmp_path, data):
@@ -314,6 +320,15 @@ def test_course_cache_names_a_folder_or_is_off(model, tmp_path, monkeypatch):
     assert file.parent.name.startswith("model-") and not (model / "course-cache").exists()
 
 
+def test_users_without_a_home_folder(model, monkeypatch):
+    monkeypatch.setenv("COURSE_CACHE", "~no-user-of-this-name/cache")
+    with pytest.raises(CourseError, match="COURSE_CACHE=~no-user-of-this-name/.* names the home"):
+        load(model)
+    monkeypatch.delenv("COURSE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~no-user-of-this-name/cache")
+    assert load(model)[1] and cache_of(model).exists()
+
+
 def test_small_models_have_no_file(model, monkeypatch):
     source, config = opened(model)
     monkeypatch.setattr(weight_cache, "SMALL", weight_bytes(config, "q8_0") + 1)
@@ -336,6 +351,11 @@ def test_no_place_at_all_is_one_sentence_and_leaves_nothing(model, tmp_path):
         load(model)
     assert "\n" not in str(error.value)
     assert (model / "course-cache").read_text() == "" and (tmp_path / "user").read_text() == ""
+
+
+def test_a_folder_in_the_file_s_place_sends_the_file_elsewhere(model, tmp_path):
+    cache_of(model).mkdir(parents=True)
+    assert load(model)[1] and list((tmp_path / "user").rglob("*.safetensors"))
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(model, tmp_path, monkeypatch):
