@@ -92,12 +92,15 @@ class _Reader:
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self.damaged(f"general.alignment is {shown(alignment)}, not a power of two")
-        begin = -(-(self.length - self.left) // alignment) * alignment
+        begin = end = -(-(self.length - self.left) // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
         for name, kind, shape, offset in table:
             if name in tensors:
                 raise self.damaged(f"tensor {name} is there twice")
-            tensors[name] = self.tensor(name, kind, shape, begin + offset)
+            tensors[name] = tensor = self.tensor(name, kind, shape, begin + offset)
+            if tensor.offset != end:  # a flipped bit would have it read another one's numbers
+                raise self.damaged(f"tensor {name} does not begin where the one before ends")
+            end += -(-tensor.nbytes // alignment) * alignment
         return GgufHeader(metadata, tensors, begin)
 
     def tensor_info(self) -> tuple[str, int, tuple[int, ...], int]:

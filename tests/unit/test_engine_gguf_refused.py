@@ -120,6 +120,19 @@ def test_tensor_tables_that_lie(path):
         path.write_bytes(original)
 
 
+def test_a_tensor_lies_where_the_one_before_ends(path):
+    """One flipped bit of an offset would have it read the numbers of another tensor."""
+    with open(path, "rb") as file:
+        first, second, *_ = gguf_header.read_header(path, file).tensors.values()
+    name = b"blk.0.attn_norm.weight"
+    begin = offset_of(path, name) + len(name) + 4 + 8 + 4  # behind dimensions, one size, type
+    assert struct.unpack_from("<Q", path.read_bytes(), begin)[0] == second.offset - first.offset
+    for offset in (0, second.offset - first.offset + 32):
+        patch(path, begin, struct.pack("<Q", offset))
+        assert "tensor blk.0.attn_norm.weight does not begin where the one before ends" in refusal(
+            path)
+
+
 def test_names_that_are_there_twice_or_no_text(path):
     original = path.read_bytes()
     patch(path, offset_of(path, b"blk.1.attn_norm.weight"), b"blk.0.attn_norm.weight")
