@@ -24,6 +24,7 @@ from typing import Any
 
 from course_lib.classroom.grading.inside import GRACE
 from course_lib.classroom.grading.wire import MAX_BYTES, WireError, decode, encode
+from course_lib.classroom.values import ForeignValue, plain
 from course_lib.errors import CourseError
 
 PROCESSES = 24
@@ -146,6 +147,24 @@ def _processes_of(user: int) -> int:
     return count
 
 
+def checked_report(found: Any) -> dict[str, Any]:
+    """What a message says of a case's end, of known form whatever wrote it: an answer can write
+    where its result goes out."""
+    end = found.get("end") if type(found) is dict else None
+    try:
+        if end == "value":
+            return {"end": end, "value": plain(found["value"]),
+                    "mutated": found["mutated"] is not False}
+        if end == "error":
+            kinds = [str(kind) for kind in found["kinds"][:20]]
+            return {"end": end, "kinds": kinds or ["Exception"], "text": str(found["text"])[:500],
+                    "stage": "define" if found["stage"] == "define" else "call"}
+    except (ForeignValue, KeyError, TypeError, ValueError):
+        return {"end": "foreign"}
+    known = type(end) is str and end in ("timeout", "crash", "too_large", "uses_reference")
+    return {"end": end if known else "foreign"}
+
+
 class Sandbox:
     """A running sandbox for one answer; a context manager.
 
@@ -167,8 +186,9 @@ class Sandbox:
             preexec_fn=_limit, start_new_session=True,
             cwd=self._folder.name if self._folder else "/",
             env=environment() if unsandboxed else None)
-        self._send({"item": item, "sources": list(sources), "function": function})
-        first = self._receive(START_SECONDS)
+        until = time.monotonic() + START_SECONDS
+        self._send({"item": item, "sources": list(sources), "function": function}, until)
+        first = self._receive(until)
         if first != {"ready": True}:
             self.close()
             raise CourseError(f"the sandbox does not start Python ({python}): try "
@@ -177,24 +197,29 @@ class Sandbox:
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Run one case; how it ended, as ``inside`` reports it: "end" is "value", "error",
         "timeout", "crash", "too_large", "uses_reference" or "foreign" (bytes of nobody's)."""
-        self._send({"args": list(args), "kwargs": dict(kwargs)})
-        found = self._receive(seconds + GRACE + 10)
-        if found is None:
-            return {"end": "crash"}
-        return found if isinstance(found, dict) and "end" in found else {"end": "foreign"}
+        until = time.monotonic() + seconds + GRACE + 10
+        self._send({"args": list(args), "kwargs": dict(kwargs)}, until)
+        found = self._receive(until)
+        if found is None:  # the answer has ended its own sandbox, or holds it up
+            return {"end": "crash" if time.monotonic() < until else "timeout"}
+        return checked_report(found)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any], until: float) -> None:
+        """Write a message, or as much of it as is read in time; _receive says what became of it."""
         assert self._process.stdin is not None
-        body = encode(message)
-        try:
-            self._process.stdin.write(len(body).to_bytes(8, "little") + body)
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the answer has ended its own sandbox; _receive says so
+        pipe, body = self._process.stdin.fileno(), encode(message)
+        body = len(body).to_bytes(8, "little") + body
+        while body:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([], [pipe], [], left)[1]:
+                return
+            try:
+                body = body[os.write(pipe, body[: select.PIPE_BUF]):]
+            except BrokenPipeError:
+                return
 
-    def _receive(self, seconds: float) -> Any:
+    def _receive(self, until: float) -> Any:
         """The next message; None where the sandbox is gone or too slow, {} for one not readable."""
-        until = time.monotonic() + seconds
         head = self._read(8, until)
         size = int.from_bytes(head, "little")
         if len(head) < 8 or size > MAX_BYTES:

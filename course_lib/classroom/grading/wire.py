@@ -10,11 +10,15 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-MAX_BYTES = 64 * 2**20
+MAX_BYTES = 16 * 2**20
+MAX_ARRAYS = 4000
+MAX_KEYS = 4000
+"""Of all dicts and sets of a message: whoever chooses the keys can make each meet all others."""
 
 
 class WireError(ValueError):
@@ -37,7 +41,8 @@ def decode(data: bytes) -> Any:
         raise WireError(f"a message of {len(data)} bytes; at most {MAX_BYTES} are read")
     try:
         members = _members(data)
-        return _value(json.loads(members["tree"].tobytes()), members)
+        tree = json.loads(members["tree"].tobytes(), object_hook=_counting_keys())
+        return _value(tree, members)
     except WireError:
         raise
     except Exception as error:  # zipfile, json and numpy raise many types on hostile bytes
@@ -47,7 +52,10 @@ def decode(data: bytes) -> Any:
 def _members(data: bytes) -> dict[str, np.ndarray]:
     members: dict[str, np.ndarray] = {}
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        for info in archive.infolist():
+        infos = archive.infolist()
+        if len(infos) > MAX_ARRAYS + 1:
+            raise WireError(f"a message of {len(infos)} arrays; at most {MAX_ARRAYS} are read")
+        for info in infos:
             if info.compress_type != zipfile.ZIP_STORED or info.file_size > len(data):
                 raise WireError("a compressed member")
             name = info.filename.removesuffix(".npy")
@@ -63,7 +71,7 @@ def _array(data: bytes) -> np.ndarray:
     read = {(1, 0): np.lib.format.read_array_header_1_0,
             (2, 0): np.lib.format.read_array_header_2_0}[version]
     shape, fortran, dtype = read(file)
-    if dtype.kind not in "biufcSU" or min(shape, default=1) < 0:
+    if dtype.kind not in "biufcSU" or dtype.itemsize == 0 or min(shape, default=1) < 0:
         raise WireError(f"an array of {dtype}")
     count = 1
     for size in shape:
@@ -99,6 +107,20 @@ def _tree(value: Any, arrays: list[np.ndarray]) -> Any:
     elif kind not in (list, tuple):
         raise TypeError(f"{kind.__name__} is not a plain value")
     return {kind.__name__: [_tree(item, arrays) for item in value]}
+
+
+def _counting_keys() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A hook for each object of a message's JSON, which refuses the one with a key too many."""
+    keys = 0
+
+    def count(tree: dict[str, Any]) -> dict[str, Any]:
+        nonlocal keys
+        keys += sum(len(tree.get(tag, ())) for tag in ("dict", "set", "frozenset"))
+        if keys > MAX_KEYS:
+            raise WireError(f"a message of more than {MAX_KEYS} keys")
+        return tree
+
+    return count
 
 
 def _value(tree: Any, members: dict[str, np.ndarray]) -> Any:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from course_lib.classroom.grading.wire import WireError, decode, encode
+from course_lib.classroom.grading.sandbox import checked_report
+from course_lib.classroom.grading.wire import MAX_ARRAYS, MAX_KEYS, WireError, decode, encode
 from course_lib.classroom.values import difference, plain
 
 ARRAYS = npst.arrays(
@@ -96,6 +97,11 @@ HOSTILE = {
     "a bare number": archive([tree(1)]),
     "a long integer": archive([tree({"int": "9" * 10**6})]),
     "an array that is not there": archive([tree({"array": 5})]),
+    "texts of no length": archive([tree({"array": 0}), (
+        "a0.npy", npy(np.zeros(9, "S1"))[:-9].replace(b"S1", b"S0"))]),
+    "more arrays than anybody returns": archive(
+        [tree(None), *((f"a{i}.npy", npy(np.zeros(1))) for i in range(MAX_ARRAYS + 1))]),
+    "a key too many": archive([tree({"list": [{"set": [{"int": "1"}] * MAX_KEYS}] * 2})]),
     "an unhashable key": archive([tree({"dict": [[{"list": []}, None]]})]),
     "deep nesting": archive([("tree.npy", npy(np.frombuffer(b"[" * 10**5, np.uint8)))]),
     "nothing": b"",
@@ -107,3 +113,34 @@ HOSTILE = {
 def test_hostile_messages_are_refused(body):
     with pytest.raises(WireError):
         decode(body)
+
+
+@pytest.mark.parametrize("report", [
+    {"end": "value", "value": {"a": [1.0]}, "mutated": False},
+    {"end": "error", "stage": "call", "kinds": ["KeyError", "Exception"], "text": "'a'"},
+    {"end": "timeout"}, {"end": "crash"}, {"end": "too_large"}, {"end": "uses_reference"},
+])
+def test_reports_pass(report):
+    assert checked_report(report) == report
+
+
+@pytest.mark.parametrize("report", [
+    None, {}, [], {"end": ["value"]}, {"end": "all right"}, {"end": np.zeros(2)},
+    {"end": "value"}, {"end": "value", "value": 2**1200, "mutated": False},
+    {"end": "error"}, {"end": "error", "kinds": 5, "stage": "call", "text": ""},
+    {"end": "error", "kinds": {"a": 1}, "stage": "call", "text": ""},
+])
+def test_reports_that_an_answer_wrote_itself_are_foreign(report):
+    assert checked_report(report) == {"end": "foreign"}
+
+
+@given(VALUES, VALUES, VALUES, VALUES)
+def test_a_report_of_any_values_has_the_known_form(value, kinds, stage, text):
+    for end in ("value", "error"):
+        found = checked_report({"end": end, "value": plain(value), "mutated": plain(stage),
+                                "kinds": plain(kinds), "stage": plain(stage),
+                                "text": plain(text)})
+        assert found["end"] in (end, "foreign")
+        if found["end"] == "error":
+            assert found["stage"] in ("define", "call") and type(found["text"]) is str
+            assert found["kinds"] and {type(kind) for kind in found["kinds"]} == {str}

@@ -211,3 +211,13 @@ def test_big_integers_are_exact():
 @given(PLAIN)
 def test_short_text_is_short(value):
     assert len(short(value)) <= 60 and "\n" not in short(value)
+
+
+@pytest.mark.parametrize("expect", [[1, 2], 1.0, np.zeros((2, 2))])
+@pytest.mark.parametrize("shape", [(10**12, 0), (2, 10**12, 0)])
+def test_an_array_of_no_bytes_is_never_made_into_lists(expect, shape):
+    assert "expected" in difference(expect, np.zeros(shape))
+
+
+def test_one_long_text_among_many_does_not_become_an_array():
+    assert "got text" in difference(np.zeros(2), ["x" * 10**6, *[""] * 10**5])
