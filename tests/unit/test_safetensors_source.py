@@ -173,7 +173,7 @@ def test_files_are_closed(sharded):
         assert len(os.listdir("/proc/self/fd")) == before + 3
         del source
         gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before and not caught
+    assert len(os.listdir("/proc/self/fd")) <= before and not caught
 
 
 ONE, TWO, THREE = (f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3))
