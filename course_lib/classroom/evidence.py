@@ -31,8 +31,8 @@ def read_answer(markdown: str) -> Answer:
     ``Evidence:`` lines (places separated by commas or semicolons, backticks allowed)."""
     marker = _MARKER.search(markdown)
     body = _MARKER.sub("", markdown)
-    cited = re.findall(r"^\s*Evidence:(.*)$", body, re.MULTILINE)
-    text = re.sub(r"^\s*Evidence:.*$", "", body, flags=re.MULTILINE)
+    cited = re.findall(r"^[ \t]*Evidence:(.*)$", body, re.MULTILINE)
+    text = re.sub(r"^[ \t]*Evidence:.*$", "", body, flags=re.MULTILINE)
     text = re.sub(r"^\s*Answer:", "", text.strip())
     places = [p.strip(" \t`") for line in cited for p in re.split(r"[,;]", line)]
     return Answer(marker[1] if marker else None, text.strip(), tuple(filter(None, places)))

@@ -25,6 +25,9 @@ from course_lib.paths import ROOT
 
 PLACE = re.compile(r"\s*([^\s:]+):(\d{1,9})(?:\s*[-–]\s*(\d{1,9}))?\s*")
 LEADING = re.compile(r"\A(?:\.\.?/)+")
+MAX_FILE = 2**20
+MAX_WIDTH = 300
+"""Bytes of a file that is read as source, and characters of its lines that are shown."""
 NO_SOURCES = {"work", "build", "dist", "tests", "__pycache__"}
 
 
@@ -194,8 +197,11 @@ def place_problem(place: Any, root: Path = ROOT) -> str | None:
     name, first, last = taken
     path = root / name
     if ".." in Path(name).parts or Path(name).is_absolute() or not _is_file(path):
-        return f"there is no file {name} in the course{_full_path(name, root)}"
+        shown = "".join(c if c.isprintable() else "?" for c in name[:80])
+        return f"there is no file {shown} in the course{_full_path(name, root)}"
     try:
+        if path.stat().st_size > MAX_FILE:
+            return f"{name} is too large to be a source file"
         count = len(_lines(path))
     except (OSError, UnicodeError):
         return f"{name} cannot be read as text"
@@ -213,7 +219,7 @@ def place_lines(place: str, context: int, root: Path = ROOT) -> str:
     name, first, last = taken
     lines = _lines(root / name)
     low, high = max(1, first - context), min(len(lines), last + context, first + 200)
-    return "\n".join(f"{n:5}{'>' if first <= n <= last else ' '} {lines[n - 1]}"
+    return "\n".join(f"{n:5}{'>' if first <= n <= last else ' '} {lines[n - 1][:MAX_WIDTH]}"
                      for n in range(low, high + 1))
 
 

@@ -18,7 +18,7 @@ WORDS = {
     "timeout": "it did not end within its time",
     "crash": "it ended the process",
     "uses_reference": "it calls the function that it was to replace",
-    "unreadable": "the notebook could not be read",
+    "unreadable": "it could not be read",
     "to_review": "the text is read by a human",
 }
 FLAGS = {

@@ -17,10 +17,13 @@ from course_lib.classroom.source import LOCKED_ROLES
 from course_lib.errors import CourseError
 
 MARKERS = {
-    "answer": re.compile(r"^\s*(?:#\s*EXERCISE\s+(d\d\d\.a[1-9])|"
-                         r"<!--\s*ANSWER\s+(d\d\d\.b[1-9])\s*-->)\s*$", re.MULTILINE),
-    "evidence": re.compile(r"^\s*#\s*EVIDENCE\s+(d\d\d\.b[1-9])\s*$", re.MULTILINE),
+    "answer": re.compile(r"^[ \t]*(?:#[ \t]*EXERCISE[ \t]+(d\d\d\.a[1-9])|"
+                         r"<!--[ \t]*ANSWER[ \t]+(d\d\d\.b[1-9])[ \t]*-->)[ \t]*$", re.MULTILINE),
+    "evidence": re.compile(r"^[ \t]*#[ \t]*EVIDENCE[ \t]+(d\d\d\.b[1-9])[ \t]*$", re.MULTILINE),
 }
+MAX_SOURCE = 200_000
+"""Characters of an answer, its helpers and its evidence together; more is neither parsed nor run
+nor shown."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,12 @@ class HandedIn:
     helpers: tuple[str, ...] = ()
     evidence: str | None = None
     flags: tuple[str, ...] = ()
+
+    @property
+    def too_long(self) -> bool:
+        """Whether this is more than anybody writes as an answer."""
+        texts = (self.answer or "", self.evidence or "", *self.helpers)
+        return sum(map(len, texts)) > MAX_SOURCE
 
 
 def read_notebook(content: bytes) -> NotebookNode:
@@ -143,14 +152,19 @@ def _last_changed(notebook: NotebookNode, places: list[int], empty: str) -> str 
     return notebook.cells[pool[-1]].source if pool else None
 
 
+def parsed(source: str) -> ast.Module:
+    """A cell's syntax tree; an empty one where it does not parse, or is too long: a tree takes
+    some hundred times the memory of its text."""
+    try:
+        return ast.parse(source if len(source) <= MAX_SOURCE else "")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module([], [])
+
+
 def defined(source: str) -> set[str]:
     """Names that a cell defines at its top level; none where it does not parse."""
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
     names = set()
-    for node in body:
+    for node in parsed(source).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, ast.Assign):

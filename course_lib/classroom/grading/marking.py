@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from course_lib.classroom import sealed
 from course_lib.classroom.evidence import PLACEHOLDERS, read_answer
 from course_lib.classroom.exercises import Case, Exercise, Reading
-from course_lib.classroom.grading.handed_in import HandedIn, same_text
+from course_lib.classroom.grading.handed_in import HandedIn, parsed, same_text
 from course_lib.classroom.hidden import Group
 from course_lib.classroom.running import Result, judge
 from course_lib.paths import ROOT
@@ -167,10 +167,10 @@ def _complaints(item: Reading, found: Mapping[str, Any], root: Path) -> dict[str
 def evidence_of(source: str | None) -> dict[str, Any] | None:
     """The dict of an evidence cell, read as a literal; None where it is anything else."""
     try:
-        body = ast.parse(source or "").body
+        body = parsed(source or "").body
         values = [node.value for node in body if isinstance(node, ast.Assign)]
         value = ast.literal_eval(values[-1])
-    except (SyntaxError, ValueError, TypeError, IndexError, RecursionError, MemoryError):
+    except (ValueError, TypeError, IndexError, RecursionError, MemoryError):
         return None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         return None

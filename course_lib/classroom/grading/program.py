@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nbformat import NotebookNode
 
 from course_lib.classroom.exercises import Exercise, Item
-from course_lib.classroom.grading.handed_in import HandedIn, defined
+from course_lib.classroom.grading.handed_in import HandedIn, defined, parsed
 
 
 def program_of(item: Exercise, handed: HandedIn, ours: NotebookNode, items: Sequence[Item],
@@ -55,11 +55,7 @@ def imports_of(notebook: NotebookNode, needed: set[str]) -> str:
 
 
 def _names(source: str) -> set[str]:
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return {node.id for node in ast.walk(parsed(source)) if isinstance(node, ast.Name)}
 
 
 def _functions(source: str, wanted: set[str], without: str) -> list[str]:

@@ -25,6 +25,7 @@ MARKS, QUEUE, SALT = "review.json", "review.csv", ".state/salt"
 COLUMNS = ("item", "id", "answer", "evidence", "source", "max", "points", "comment")
 CONTEXT = 2
 """Lines shown around a cited place."""
+MOST_PLACES = 20
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,9 @@ def rubric_of(item: str, solutions: str) -> str:
 
 def source_of(places: Sequence[str]) -> str:
     """The cited lines with their numbers; what is wrong where a place is none."""
-    return "\n\n".join(f"{place}\n{place_lines(place, CONTEXT)}" for place in places)
+    shown = [f"{place[:200]}\n{place_lines(place, CONTEXT)}" for place in places[:MOST_PLACES]]
+    left = len(places) - len(shown)
+    return "\n\n".join([*shown, f"(and {left} more places)"] if left else shown)
 
 
 def queue_csv(waiting: Iterable[Waiting]) -> str:

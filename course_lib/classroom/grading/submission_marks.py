@@ -13,7 +13,12 @@ from typing import Any
 
 from course_lib.classroom.exercises import Exercise
 from course_lib.classroom.grading.day import GradedDay, load_day
-from course_lib.classroom.grading.handed_in import HandedIn, read_notebook, take_apart
+from course_lib.classroom.grading.handed_in import (
+    MAX_SOURCE,
+    HandedIn,
+    read_notebook,
+    take_apart,
+)
 from course_lib.classroom.grading.marking import Marked, Runner, mark_code, mark_reading
 from course_lib.classroom.grading.program import program_of
 from course_lib.classroom.grading.sandbox import Sandbox
@@ -70,6 +75,9 @@ def marks_of(submission: Submission, libraries: Path, unsandboxed: bool = False)
 
 def _mark(day: GradedDay, item: Any, handed: HandedIn, libraries: Path,
           unsandboxed: bool) -> Marked:
+    if handed.too_long:
+        told = (f"The answer is longer than {MAX_SOURCE:,} characters.",)
+        return Marked("unreadable", 0, day.points(item.id), told, handed.flags)
     stub = day.stub(item.id)
     if not isinstance(item, Exercise):
         return mark_reading(item, handed, stub, day.points(item.id))

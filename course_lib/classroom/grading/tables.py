@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from course_lib.classroom.grading.submission_marks import ItemMark
 
 COLUMNS = ("student", "day", "item", "kind", "status", "auto", "manual", "max", "message", "sha256")
-FORMULA = ("=", "+", "-", "@", "\t")
+FORMULA = ("=", "+", "-", "@", "\t", "＝", "＋", "－", "＠")
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], lines: bool = Fals
 
 def harmless(cell: Any, lines: bool = False) -> Any:
     """A text cell that a spreadsheet takes for text: one that begins like a formula gets an
-    apostrophe in front."""
+    apostrophe in front; characters that a terminal obeys or UTF-8 does not have are shown as �."""
     if not isinstance(cell, str):
         return cell
     cell = cell.replace("\r", " ")
     cell = cell if lines else cell.replace("\n", " ")
+    cell = "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n" else c
+                   for c in cell)
     return "'" + cell if cell.startswith(FORMULA) else cell

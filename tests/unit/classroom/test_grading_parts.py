@@ -13,13 +13,15 @@ from pathlib import PurePosixPath
 import nbformat
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from course_lib.classroom import sealed
+from course_lib.classroom.evidence import read_answer
 from course_lib.classroom.exercises import Case, Exercise, Reading
 from course_lib.classroom.grading import batch, feedback, tables
 from course_lib.classroom.grading.handed_in import (
+    MAX_SOURCE,
     HandedIn,
     defined,
     read_notebook,
@@ -234,6 +236,22 @@ def test_damaged_notebooks_are_read_or_refused(noise, at, cut):
         pass
 
 
+def test_empty_lines_without_end_are_read_once():
+    """Searched again from each of them they would take hours."""
+    def change(cells):
+        cells[5].source = "\n" * 10**6 + "x"
+
+    found = answered(change)["d99.b1"]
+    assert read_answer(found.answer or "").text == "x"
+
+
+def test_what_nobody_writes_as_an_answer_is_not_parsed():
+    source = "# EXERCISE d99.a1\ndef f(x):\n    return [" + "1," * MAX_SOURCE + "]"
+    found = answered(lambda cells: put(cells, source))["d99.a1"]
+    assert found.too_long and defined(source) == set() and evidence_of("d = " + source) is None
+    assert not answered(lambda cells: put(cells, RIGHT))["d99.a1"].too_long
+
+
 def test_defined_names():
     assert defined("import x\nf = g = 1\ndef h(): pass\nclass K: pass") == {"f", "g", "h", "K"}
     assert defined("def f(:") == set()
@@ -429,11 +447,14 @@ def test_tables_are_sorted_and_harmless():
     assert tables.totals_csv(marks, {}).splitlines()[2] == "bob,7,7,10,1"
 
 
-@given(st.text())
+@given(st.text(st.characters()))
+@example("\ud800\x1b[31m")
+@example("＝1+1")
 def test_no_cell_is_a_formula(cell):
-    (line,) = csv.reader(io.StringIO(tables.table(("a",), [(cell, )])[1:].partition("\n")[2],
-                                     newline=""))
-    assert line == [] or not line[0].startswith(("=", "+", "-", "@"))
+    table = tables.table(("a",), [(cell, )])
+    (line,) = csv.reader(io.StringIO(table[1:].partition("\n")[2], newline=""))
+    assert line == [] or not line[0].startswith(("=", "+", "-", "@", "＝"))
+    assert "\x1b" not in table.encode().decode()  # and there is nothing that UTF-8 has not
 
 
 def test_feedback_escapes_what_others_wrote():

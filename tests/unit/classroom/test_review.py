@@ -175,6 +175,7 @@ def test_rubrics_and_cited_lines():
     shown = source_of(["course_lib/paths.py:3-3", "/etc/passwd:1-2", "../../etc/passwd:1-1"])
     assert "    3> " in shown and "    1  " in shown and "root:" not in shown
     assert shown.count("there is no file") == 2
+    assert source_of(["x:1-1"] * 50).endswith("(and 30 more places)")
 
 
 # The commands

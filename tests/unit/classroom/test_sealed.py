@@ -78,11 +78,19 @@ def test_a_range_must_hold_the_lines_and_little_more(root, place, right):
     ("code.py:4-3", "has lines 1 to 13"), ("code.py:0-3", "has lines 1 to 13"),
     ("code.py:3-99", "has lines 1 to 13"), ("none.py:1-2", "there is no file none.py"),
     ("sub/../code.py:1-2", "there is no file"), ("../../etc/passwd:1", "there is no file"),
-    ("/code.py:1-2", "there is no file"),
+    ("/code.py:1-2", "there is no file"), ("\x1b[2J\ud800:1-2", "there is no file ?[2J? in"),
+    ("x" * 10**5 + ":1-2", "there is no file " + "x" * 80 + " in"),
     ("", "still empty"), (None, "still empty"), (["code.py:1-2", "code.py:3-4"], "give one place"),
 ])
 def test_a_malformed_place_is_told(root, place, text):
     assert text in complaint(root, place, TARGET)
+
+
+def test_large_files_and_wide_lines_are_not_shown_whole(root):
+    (root / "wide.py").write_text("x" * 1000, encoding="utf-8")
+    assert len(sealed.place_lines("wide.py:1", 2, root)) < 400
+    (root / "large.py").write_text("x\n" * 2**20, encoding="utf-8")
+    assert sealed.place_problem("large.py:1", root) == "large.py is too large to be a source file"
 
 
 def test_a_file_name_without_its_folder_gets_the_full_path(root):
