@@ -1,0 +1,122 @@
+"""Chunked prefill: one layer's attention of a chunk over its history and over itself.
+
+The policy chooses blocks of history; a ring brings them one after the other; each is attended
+without a mask and merged, in ascending order; the chunk itself comes last, with the causal mask;
+then its rows are stored. The order is fixed, so the result has the same bits for any number of
+slots and threads, and for a store in memory or in a file. It is not bit-equal to attention in one
+pass: a merge rounds where one pass does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+from course_lib.arrays import LayerRows, require_finite
+from course_lib.attention_common import check_query, check_rows, finite_output
+from course_lib.prefill.density import ChunkDensity
+from course_lib.prefill.lse import (
+    attend_part,
+    check_block_lists,
+    empty_part,
+    heads_by_block,
+)
+from course_lib.prefill.policy import BlockChoice, PrefillPolicy
+from course_lib.prefill.ring import Ring, Wanted
+from course_lib.prefill.store import BlockStore
+
+
+class ChunkedPrefill:
+    """Attends chunk after chunk of a prompt, layer by layer, under a policy.
+
+    store keeps the history; slots: how many blocks a ring holds, where the store is a file; trace:
+    whether ``ring.timeline`` is kept. What was chosen and read is added to ``policy.density``.
+    Use it in a ``with`` statement, inside that of the store.
+    """
+
+    def __init__(self, store: BlockStore, policy: PrefillPolicy, *, slots: int = 2,
+                 trace: bool = False) -> None:
+        self.store, self.policy = store, policy
+        self.ring = Ring(store, slots, trace=trace)
+        self.choice: BlockChoice | None = None  # the last one, for pictures
+
+    def attend(self, layer: int, q: Any, k: Any, v: Any) -> np.ndarray:
+        """Attention of a chunk, whose rows are then part of the layer's history.
+
+        q float32 [num_heads, Lq, d]; k, v float32 [num_kv_heads, Lq, d], rotated. Returns float32
+        [num_heads, Lq, d]. Raises ValueError for shapes that do not fit, NaN or infinity, and for
+        a choice of blocks that are not there; CourseError where the store fails. Nothing is
+        stored then, unless storing is what failed.
+        """
+        q, own = self._check(q, k, v)
+        history = self.store.length(layer)
+        before = self.store.bytes_read
+        wanted, kept, keepable = self._choose(layer, q)
+        chosen = self.store.bytes_read
+        out, lse = empty_part(q)
+        unmasked = np.empty(q.shape[1], np.int64)
+        cells, group = 0, len(q) // len(own.k)
+        readers = {block: heads for block, heads in wanted}
+        with contextlib.closing(self.ring.stream(layer, wanted)) as blocks:
+            for block, rows in blocks:
+                heads, tokens = readers[block], rows.k.shape[1]
+                unmasked.fill(tokens)
+                attend_part(q, rows, unmasked, heads, out, lse)
+                reading = len(own.k) if heads is None else int(np.count_nonzero(heads))
+                cells += reading * group * tokens * q.shape[1]
+        causal = len(q) * q.shape[1] * (q.shape[1] + 1) // 2
+        attend_part(q, own, np.arange(1, q.shape[1] + 1), None, out, lse)
+        finite_output(out)
+        self.policy.density.record(ChunkDensity(
+            policy=self.policy.name, layer=layer, available=self.store.n_blocks(layer),
+            selected=len(wanted), kept=kept, keepable=keepable, applied=cells + causal,
+            visible=len(q) * history * q.shape[1] + causal, estimate_bytes=chosen - before,
+            load_bytes=self.store.bytes_read - chosen, full_bytes=2 * own.k.nbytes // q.shape[1]
+            * history))
+        self._store(layer, own)
+        return out
+
+    def close(self) -> None:
+        """End the ring's thread; the store stays open."""
+        self.ring.close()
+
+    def __enter__(self) -> ChunkedPrefill:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check(self, q: Any, k: Any, v: Any) -> tuple[np.ndarray, LayerRows]:
+        q = check_query(q, ndim=3)
+        rows = check_rows(q, k, v)
+        want = (self.store.num_kv_heads, q.shape[1], self.store.head_dim)
+        if rows.k.shape != want:
+            raise ValueError(f"k and v must have shape {want}, the chunk's rows as the store keeps "
+                             f"them, not {rows.k.shape}.")
+        require_finite(rows.k, "k", first_token=0)
+        require_finite(rows.v, "v", first_token=0)
+        return q, rows
+
+    def _choose(self, layer: int, q: np.ndarray) -> tuple[list[Wanted], int, int]:
+        """The blocks to read, and how many cells of the policy's mask are kept of how many."""
+        available = self.store.n_blocks(layer)
+        if not available:
+            return [], 0, 0
+        self.choice = choice = self.policy.select_blocks(q, self.store, layer)
+        lists = check_block_lists(choice.by_head, self.store.num_kv_heads, available)
+        cells = getattr(choice, "mask_cells", None)  # a policy whose mask is finer than its lists
+        kept, keepable = cells or (q.shape[1] * sum(map(len, lists)),
+                                   q.shape[1] * len(lists) * available)
+        return heads_by_block(lists, self.store.num_kv_heads), kept, keepable
+
+    def _store(self, layer: int, rows: LayerRows) -> None:
+        """Store the chunk and show the policy every block that has grown."""
+        start, size = self.store.length(layer), self.store.block_size
+        self.store.append(layer, rows.k, rows.v)
+        for block in range(start // size, self.store.n_blocks(layer)):
+            first = block * size - start
+            near = rows.k[:, max(first, 0) : first + size]
+            whole = near if first >= 0 else self.store.keys(layer, block)
+            self.policy.on_block_written(layer, block, whole)

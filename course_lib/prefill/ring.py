@@ -1,0 +1,160 @@
+"""A ring of slots: one thread reads the next blocks of a store while the last one is attended.
+
+A slot is free, being loaded, ready, or in use. The reader takes only free slots, and a slot is free
+again only after the computation on it has ended, so nothing is overwritten that is still needed.
+With one slot reading and computing take turns; the results do not depend on the number of slots.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from course_lib.arrays import LayerRows, positive_int
+from course_lib.prefill.store import BlockStore, Slot
+
+Wanted = tuple[int, np.ndarray | None]
+"""A block, and the KV heads of it that are read: bool [num_kv_heads], None for all."""
+
+
+class Event(NamedTuple):
+    """A bar of the timeline: what a slot was busy with, in seconds since the ring was made."""
+
+    slot: int
+    what: str  # "load" or "compute"
+    layer: int
+    block: int
+    start: float
+    end: float
+
+
+class _Ready(NamedTuple):
+    slot: Slot
+    tokens: int
+
+
+class Ring:
+    """Streams blocks of a store through up to ``slots`` slots; blocks in memory need none.
+
+    ``timeline`` collects Events if ``trace``. load_seconds, compute_seconds and wait_seconds add up
+    reading, what the caller did between two blocks, and how long it waited for a block. One caller
+    at a time; `close` ends the thread.
+    """
+
+    def __init__(self, store: BlockStore, slots: int = 2, *, trace: bool = False) -> None:
+        self.store, self.slots = store, store.make_slots(positive_int(slots, "slots"))
+        self.timeline: list[Event] | None = [] if trace else None
+        self.load_seconds = self.compute_seconds = self.wait_seconds = 0.0
+        self._began = time.perf_counter()
+        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        for slot in self.slots:
+            self._free.put(slot)
+        # At most the ring's slots are ready, and the None behind the last of them.
+        self._ready: queue.Queue[_Ready | BaseException | None] = queue.Queue(len(self.slots) + 1)
+        self._requests: queue.SimpleQueue[tuple[int, list[Wanted]] | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._reader: threading.Thread | None = None
+
+    def stream(self, layer: int,
+               wanted: Sequence[Wanted]) -> Generator[tuple[int, LayerRows], None, None]:
+        """Yield (block, rows) in the order of ``wanted``; rows hold until the next is asked for.
+
+        Raises what the store raises for a block that cannot be read, in that block's place; the
+        ring can be used again afterwards, if the store can.
+        """
+        rows = {block: self.store.resident(layer, block) for block, _ in wanted}
+        away = [(block, heads) for block, heads in wanted if rows[block] is None]
+        if away:
+            self._start()
+            self._stop.clear()
+            self._requests.put((layer, away))
+        ended = not away
+        try:
+            for block, heads in wanted:
+                kept = rows.pop(block)
+                slot = None
+                if kept is None:
+                    ready = self._wait()
+                    if not isinstance(ready, _Ready):
+                        ended = ready is None
+                        raise ready or RuntimeError("the reader ended early")
+                    slot, kept = ready.slot, ready.slot.rows(ready.tokens)
+                else:
+                    self.store.count_read(kept.k.shape[1], heads)
+                start = time.perf_counter()
+                try:
+                    yield block, kept
+                finally:
+                    end = time.perf_counter()
+                    self.compute_seconds += end - start
+                    self._note(slot, "compute", layer, block, start, end)
+                    if slot is not None:
+                        self._free.put(slot)  # only now may the reader overwrite it
+        finally:
+            self._stop.set()
+            while not ended:  # also after an error: every slot must come back
+                left = self._ready.get()
+                ended = left is None
+                if isinstance(left, _Ready):
+                    self._free.put(left.slot)
+
+    def close(self) -> None:
+        """End the reader; the ring cannot be used any more."""
+        if self._reader is not None:
+            self._stop.set()
+            self._requests.put(None)
+            self._reader.join()
+            self._reader = None
+
+    def __enter__(self) -> Ring:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        if self._reader is None:
+            self._reader = threading.Thread(target=self._read, name="prefetch", daemon=True)
+            self._reader.start()
+
+    def _wait(self) -> _Ready | BaseException | None:
+        start = time.perf_counter()
+        ready = self._ready.get()
+        self.wait_seconds += time.perf_counter() - start
+        return ready
+
+    def _read(self) -> None:
+        """The thread: request after request, each answered by its blocks and a None."""
+        while (request := self._requests.get()) is not None:
+            layer, away = request
+            try:
+                for block, heads in away:
+                    slot = self._free.get()
+                    if self._stop.is_set():
+                        self._free.put(slot)
+                        break
+                    try:
+                        start = time.perf_counter()
+                        tokens = self.store.load(layer, block, slot, heads)
+                        end = time.perf_counter()
+                    except BaseException:
+                        self._free.put(slot)
+                        raise
+                    self.load_seconds += end - start
+                    self._note(slot, "load", layer, block, start, end)
+                    self._ready.put(_Ready(slot, tokens))
+            except BaseException as error:  # the caller is told, in the block's place
+                self._ready.put(error)
+            self._ready.put(None)
+
+    def _note(self, slot: Slot | None, what: str, layer: int, block: int, start: float,
+              end: float) -> None:
+        if self.timeline is not None:
+            number = -1 if slot is None else slot.number
+            self.timeline.append(Event(number, what, layer, block, start - self._began,
+                                       end - self._began))

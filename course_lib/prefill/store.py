@@ -1,0 +1,186 @@
+"""Where the keys and values of a prefill are kept, in blocks of tokens: here, in memory.
+
+A block is [num_kv_heads, block_size, d], K and V apart, so that K can be read alone, and one KV
+head of it too. Blocks fill from the front; only the last one of a layer may be part full.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from course_lib.arrays import (
+    F32,
+    LayerRows,
+    as_float32,
+    positive_int,
+    require_finite,
+    whole_number,
+)
+from course_lib.errors import CourseError
+
+
+class Slot:
+    """Memory for one block, made once and filled again and again: k, v float32 [num_kv_heads,
+    block_size, d]. ``number`` tells slots apart."""
+
+    def __init__(self, number: int, shape: tuple[int, int, int]) -> None:
+        self.number = number
+        self.k, self.v = np.zeros(shape, F32), np.zeros(shape, F32)
+
+    def rows(self, tokens: int) -> LayerRows:
+        """Views of the first tokens of every KV head."""
+        return LayerRows(self.k[:, :tokens], self.v[:, :tokens])
+
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
+
+class BlockStore:
+    """K and V rows of every layer, float32, in blocks that stay in memory.
+
+    ``bytes_read`` counts what callers have read of K and V since the store was made. After
+    ``close`` nothing can be read or written. Use it in a ``with`` statement.
+    """
+
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, *,
+                 block_size: int = 128) -> None:
+        self.num_layers = positive_int(num_layers, "num_layers")
+        self.num_kv_heads = positive_int(num_kv_heads, "num_kv_heads")
+        self.head_dim = positive_int(head_dim, "head_dim")
+        self.block_size = positive_int(block_size, "block_size")
+        self.bytes_read = 0
+        self._counting = threading.Lock()
+        self._lengths = [0] * self.num_layers
+        self._blocks: dict[tuple[int, int], Slot] = {}
+        self._closed = False
+
+    @property
+    def block_shape(self) -> tuple[int, int, int]:
+        """The shape of K, and of V, in a block."""
+        return self.num_kv_heads, self.block_size, self.head_dim
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, K and V together."""
+        return 2 * 4 * self.num_kv_heads * self.block_size * self.head_dim
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of K and V that are in memory now."""
+        return len(self._blocks) * self.block_bytes
+
+    def length(self, layer: int) -> int:
+        """Tokens that a layer holds."""
+        return self._lengths[self._layer(layer)]
+
+    def n_blocks(self, layer: int) -> int:
+        """Blocks that a layer holds, the last one perhaps in part."""
+        return -(-self.length(layer) // self.block_size)
+
+    def tokens(self, layer: int, block: int) -> int:
+        """Tokens of a block; ValueError if it is not there."""
+        block = whole_number(block, "block")
+        if not 0 <= block < self.n_blocks(layer):
+            raise ValueError(f"block {block} is not stored; layer {layer} has "
+                             f"{self.n_blocks(layer)}.")
+        return min(self.block_size, self.length(layer) - block * self.block_size)
+
+    def append(self, layer: int, k: Any, v: Any) -> None:
+        """Append rows of t >= 0 tokens to a layer.
+
+        k, v: float32 [num_kv_heads, t, head_dim]. Raises ValueError for another shape, NaN or
+        infinity; then nothing is stored. CourseError where the store cannot take them.
+        """
+        have = self.length(layer)
+        k, v = as_float32(k, "k", 3), as_float32(v, "v", 3)
+        want = (self.num_kv_heads, k.shape[1], self.head_dim)
+        if k.shape != want or v.shape != want:
+            raise ValueError(f"k and v must both have shape [{self.num_kv_heads}, t, "
+                             f"{self.head_dim}], not {k.shape}, {v.shape}.")
+        require_finite(k, "k", first_token=have)
+        require_finite(v, "v", first_token=have)
+        self._require_open()
+        done = 0
+        while done < k.shape[1]:
+            block, first = divmod(have + done, self.block_size)
+            part = slice(done, done + min(self.block_size - first, k.shape[1] - done))
+            self._write(layer, block, first, k[:, part], v[:, part])
+            done = part.stop
+        self._lengths[layer] = have + done
+
+    def keys(self, layer: int, block: int) -> np.ndarray:
+        """Read K alone of a block: float32 [num_kv_heads, tokens, head_dim], not to be written."""
+        tokens = self.tokens(layer, block)
+        self._require_open()
+        keys = self._keys(layer, block, tokens)
+        self._count(keys.nbytes)
+        keys.flags.writeable = False
+        return keys
+
+    def resident(self, layer: int, block: int) -> LayerRows | None:
+        """The rows of a block that is in memory, as views, without reading it; else None."""
+        tokens = self.tokens(layer, block)
+        self._require_open()
+        kept = self._blocks.get((layer, block))
+        return None if kept is None else kept.rows(tokens)
+
+    def load(self, layer: int, block: int, slot: Slot, heads: np.ndarray | None = None) -> int:
+        """Read a block into ``slot`` and return its tokens; the slot's rows behind them are
+        anything. With ``heads``, bool [num_kv_heads], only those KV heads are read."""
+        tokens = self.tokens(layer, block)
+        self._require_open()
+        self._load(layer, block, slot, heads)
+        self.count_read(tokens, heads)
+        return tokens
+
+    def count_read(self, tokens: int, heads: np.ndarray | None) -> None:
+        """Add K and V of so many tokens of some KV heads to ``bytes_read``."""
+        read = self.num_kv_heads if heads is None else int(np.count_nonzero(heads))
+        self._count(2 * 4 * read * tokens * self.head_dim)
+
+    def _count(self, nbytes: int) -> None:
+        with self._counting:  # a ring reads in another thread
+            self.bytes_read += nbytes
+
+    def make_slots(self, count: int) -> tuple[Slot, ...]:
+        """The slots that a ring needs to read this store: none, all blocks are in memory."""
+        return ()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._closed = True
+        self._blocks.clear()
+
+    def __enter__(self) -> BlockStore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _layer(self, layer: int) -> int:
+        if not 0 <= layer < self.num_layers:
+            raise ValueError(f"layer {layer} does not exist; the store has {self.num_layers}.")
+        return layer
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise CourseError("The block store is closed; make a new one for the next prompt.")
+
+    def _write(self, layer: int, block: int, first: int, k: np.ndarray, v: np.ndarray) -> None:
+        """Put rows into a block from token ``first`` on; its earlier tokens stay."""
+        kept = self._blocks.get((layer, block))
+        if kept is None:
+            kept = self._blocks[layer, block] = Slot(block, self.block_shape)
+        kept.k[:, first : first + k.shape[1]] = k
+        kept.v[:, first : first + k.shape[1]] = v
+
+    def _keys(self, layer: int, block: int, tokens: int) -> np.ndarray:
+        return self._blocks[layer, block].rows(tokens).k
+
+    def _load(self, layer: int, block: int, slot: Slot, heads: np.ndarray | None) -> None:
+        kept, which = self._blocks[layer, block], slice(None) if heads is None else heads
+        slot.k[which], slot.v[which] = kept.k[which], kept.v[which]
