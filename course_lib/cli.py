@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from importlib import import_module
+from typing import TextIO
 
 from course_lib.errors import CourseError
 from course_lib.nearest import nearest
@@ -68,11 +69,12 @@ def main(argv: list[str]) -> int:
     """Run one command; return the exit code.
 
     CourseError becomes one line on stderr and 2, Ctrl-C one line and 130, a closed pipe 141. On a
-    terminal that is not UTF-8 a character it lacks is shown as "?"; a stdout that is closed or full
-    is one line and 2.
+    terminal that is not UTF-8 a character it lacks is shown as "?"; a full stdout and too little
+    memory are one line and 2.
     """
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -81,25 +83,37 @@ def main(argv: list[str]) -> int:
         sys.stdout.flush()
         return code
     except CourseError as error:
-        print(f"course: {error}", file=sys.stderr)
+        complain(str(error))
         return 2
     except KeyboardInterrupt:
-        print("course: interrupted", file=sys.stderr)
+        complain("interrupted")
         return 130
+    except MemoryError:
+        complain("there is not enough memory: close other programs, raise a limit (ulimit -v), or "
+                 "ask for less at once")
+        return 2
     except BrokenPipeError:
-        discard_stdout()
+        discard(sys.stdout)
         return 141
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        discard_stdout()
-        print("course: the output could not be written: no space left", file=sys.stderr)
+        discard(sys.stdout)
+        complain("the output could not be written: no space left")
         return 2
 
 
-def discard_stdout() -> None:
+def complain(text: str) -> None:
+    """Say one line on stderr, if that can be written."""
+    try:
+        print(f"course: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
     """Send what Python still flushes on exit to where it does no harm."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def dispatch(argv: list[str]) -> int:

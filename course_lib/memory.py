@@ -3,6 +3,7 @@ only."""
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +17,12 @@ def available() -> int | None:
     """Bytes that this process may use without swapping; None where the system does not say.
 
     Linux's MemAvailable, which counts file pages that can be dropped; or what is left of the limit
-    of a control group (a container, a service), where that is less.
+    of a control group (a container, a service) or of addresses (ulimit -v), where that is less.
     """
     table = _table(MEMINFO)
     if "MemAvailable" not in table:
         return None
-    return max(0, min([table["MemAvailable"], *_left_in_groups()]))
+    return max(0, min([table["MemAvailable"], *_left_in_groups(), *_left_of_addresses()]))
 
 
 def own() -> int:
@@ -43,6 +44,12 @@ def _table(path: Path) -> dict[str, int]:
         if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
             values[name] = int(words[0]) * 1024
     return values
+
+
+def _left_of_addresses() -> Iterator[int]:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        yield limit - _table(STATUS).get("VmSize", 0)
 
 
 def _left_in_groups() -> Iterator[int]:

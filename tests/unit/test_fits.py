@@ -257,6 +257,13 @@ def test_memory_left_is_the_machine_s_or_a_group_s(tmp_path, monkeypatch):
     assert memory.available() == 3000 * 1024
 
 
+def test_memory_left_is_no_more_than_addresses_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "STATUS", tmp_path / "status")
+    (tmp_path / "status").write_text("VmPeak:\t 900 kB\nVmSize:\t 600 kB\n")
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (1000 * 1024, 2000 * 1024))
+    assert memory.available() == 400 * 1024
+
+
 def test_the_bar_is_silent_without_a_terminal_and_notes_are_lines(tmp_path, monkeypatch, capsys):
     write_checkpoint(tmp_path, **SHAPE)
     assert load_with_bar(tmp_path).config.hidden_size == 64

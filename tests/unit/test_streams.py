@@ -25,12 +25,34 @@ def test_a_closed_stdout_is_no_crash():
     assert (result.returncode, result.stderr) == (0, b"")
 
 
+def test_a_closed_stderr_is_no_crash():
+    code = COMMAND.replace("import sys;", "import sys; sys.stderr = None;")
+    result = run("chat", "Where is Zara?", "--max-new-tokens", "1", code=code,
+                 stdout=subprocess.PIPE)
+    assert (result.returncode, result.stderr) == (0, b"") and result.stdout
+
+
+def test_too_little_memory_is_one_line_and_2():
+    code = COMMAND.replace("import sys;", "import sys; import course_lib.cli as cli; "
+                           "cli.dispatch = lambda argv: bytearray(1 << 62);")
+    result = run("help", code=code)
+    assert result.returncode == 2
+    assert result.stderr.startswith(b"course: there is not enough memory: close other programs")
+    assert result.stderr.count(b"\n") == 1
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_is_one_line_and_2():
     with open("/dev/full", "wb") as full:
         result = run("help", stdout=full)
     assert result.returncode == 2
     assert result.stderr == b"course: the output could not be written: no space left\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_under_stderr_is_2():
+    code = COMMAND.replace("import sys;", "import sys; sys.stderr = open('/dev/full', 'w', 1);")
+    assert run("no-such-verb", code=code).returncode == 2
 
 
 def test_a_terminal_that_lacks_a_character_shows_another():
