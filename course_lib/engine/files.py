@@ -47,11 +47,15 @@ def require_model(folder: Path) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether something is at `path`; yes where that cannot be seen, so that reading says why."""
+    """Whether something is at `path`, if only a link to nothing (of a cache that lost its blobs);
+    yes where that cannot be seen. So reading says why."""
     try:
-        return path.exists()
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError:
-        return True
+        pass
+    return True
 
 
 def require_file(path: Path, *, remedy: str) -> None:

@@ -417,6 +417,20 @@ def test_a_named_pipe_is_not_waited_for(tmp_path, name):
         Engine.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+     "chat_template.jinja", "model.safetensors"],
+)
+def test_a_link_to_nothing_is_no_absent_file(tmp_path, name):
+    """A download's cache whose blobs are gone would else lose end tokens or template silently."""
+    write_checkpoint(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("blobs/0")
+    with pytest.raises(CourseError, match=f"{name} is missing: copy the"):
+        Engine.load(tmp_path)
+
+
 def test_a_config_larger_than_any(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LARGEST", 1 << 20)
     (tmp_path / "config.json").write_bytes(b" " * ((1 << 20) + 1))
