@@ -102,9 +102,11 @@ def run(args: argparse.Namespace) -> int:
 def read(path: Path) -> str:
     """The text of a file; CourseError if it is none."""
     try:
-        if path.stat().st_size > LONGEST:
+        with path.open("rb") as file:  # a pipe is fine, and a device may never end
+            data = file.read(LONGEST + 1)
+        if len(data) > LONGEST:
             raise CourseError(f"{path} is longer than {LONGEST >> 20} MB: give a part of it")
-        return path.read_bytes().decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except OSError as error:
         raise CourseError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
     except UnicodeDecodeError as error:

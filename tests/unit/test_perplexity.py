@@ -212,6 +212,7 @@ def test_weights_that_cannot_be_loaded_cost_only_themselves(
     (["--text", "LATIN"], "latin.txt is not UTF-8 at byte 1"),
     (["--text", "SHORT"], "fewer than one window of 512"),
     (["--text", "LONG"], "is longer than 16 MB"),
+    (["--text", "/dev/zero"], "/dev/zero is longer than 16 MB"),
 ])
 def test_wrong_values_are_one_sentence(tmp_path, capsys, argv, words):
     for name, content in (("latin.txt", b"a\xff"), ("short.txt", b"Zara")):
