@@ -20,6 +20,7 @@ from course_lib.show.models import shipped_engine
 from course_lib.show.style import REASON
 from course_lib.show.text import percent
 from course_lib.show.why import why_block
+from course_lib.sparse import n_blocks
 
 KS = (1, 2, 4, 8, 16, 32, 64, "all")
 N_PROBES = (1, 2, 4, 8, 16, 32)
@@ -132,7 +133,10 @@ class BlockSelectionExplorer(Explorer):
         read = np.zeros(len(mass), bool)
         read[selection.ids] = True
         fed, after = _fed_and_next(study, step)
-        ready = answer or study.has_answer(k_blocks, n_probe, importance)
+        # All blocks of this step may be all but one of a later step of the answer.
+        in_the_end = n_blocks(record.context(record.steps - 1), record.session.block_size)
+        k_answer = in_the_end if k == "all" else k_blocks
+        ready = answer or study.has_answer(k_answer, n_probe, importance)
         return {
             "prompt": prompt, "question": study.prompt.question, "n": record.context(step),
             "needle": study.prompt.fact.sentence, "needle_blocks": list(study.needle_blocks),
@@ -141,7 +145,7 @@ class BlockSelectionExplorer(Explorer):
             "importance": importance, "selection": selection, "reason": selection.reason,
             "read": read, "mass": mass, "block": block,
             "why": why_block(selection, block, k_blocks), "exact_answer": study.answer(),
-            "answer": study.answer(k_blocks, n_probe, importance) if ready else None,
+            "answer": study.answer(k_answer, n_probe, importance) if ready else None,
         }
 
     def adjust(self, name: str) -> None:
