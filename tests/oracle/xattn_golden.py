@@ -1,0 +1,123 @@
+"""Stored results of XAttention's and Quest's own functions, and the inputs they belong to.
+
+golden/xattn/README.md says what each file holds.
+"""
+
+import functools
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parent / "golden" / "xattn"
+F32 = np.float32
+
+
+def names(group):
+    """The files of a group, by the letter that their names begin with."""
+    return sorted(path.stem for path in FOLDER.glob(f"{group}*.npz"))
+
+
+class Golden:
+    """One file: ``meta``, and arrays by name with boolean ones unpacked."""
+
+    def __init__(self, name):
+        with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as file:
+            self.arrays = {key: file[key] for key in file.files}
+        self.meta = json.loads(str(self.arrays.pop("meta")))
+
+    def __getitem__(self, name):
+        shape = self.meta.get("bool_shapes", {}).get(name)
+        array = self.arrays[name]
+        if shape is None:
+            return array
+        return np.unpackbits(array)[: np.prod(shape)].astype(bool).reshape(shape)
+
+    def at(self, kind, threshold):
+        return self[f"{kind}_t{round(threshold * 100):03d}"]
+
+
+@functools.cache
+def load(name):
+    return Golden(name)
+
+
+@functools.lru_cache(maxsize=8)  # all of group S, which several tests read
+def inputs(name):
+    """q, k, v of a file; a machine whose NumPy draws other numbers skips the test."""
+    meta = load(name).meta
+    n = meta["Lk"] if "Lk" in meta else meta["hist_blocks"] * meta["cpu_block"] + meta["Lq"]
+    arrays = GENERATORS[meta["kind"]](meta["seed"], meta["H"], meta["Hk"], meta["Lq"], n,
+                                      meta["d"], **meta["gen"])
+    if "zero_query_rows_from" in meta:
+        arrays[0][:, meta["zero_query_rows_from"] :] = 0
+    same_digest(b"".join(a.tobytes() for a in arrays), meta["sha256_qkv"])
+    return arrays
+
+
+def block_sums_input(name):
+    """block_sums of an F file."""
+    meta = load(name).meta
+    rng, shape = np.random.default_rng(meta["seed"]), (meta["H"], meta["Q"], meta["K"])
+    sums = {"exp2": lambda: rng.exponential(size=shape) ** 2,
+            "int": lambda: rng.integers(0, 4, size=shape),
+            "zero": lambda: np.zeros(shape), "flat": lambda: np.ones(shape)}[meta["input"]]()
+    sums = sums.astype(F32)
+    if meta["causal"]:
+        row, column = np.ogrid[: meta["Q"], : meta["K"]]
+        sums = (sums * (column <= row + meta["current_index"])).astype(F32)
+    same_digest(sums.tobytes(), meta["sha256_block_sums"])
+    return sums
+
+
+def same_digest(data, expected):
+    if hashlib.sha256(data).hexdigest() != expected:
+        pytest.skip("this NumPy draws other numbers from the seed")
+
+
+def gauss(seed, H, Hk, Lq, Lk, d):  # noqa: N803
+    rng = np.random.default_rng(seed)
+    return tuple(rng.standard_normal(shape, dtype=F32)
+                 for shape in ((H, Lq, d), (Hk, Lk, d), (Hk, Lk, d)))
+
+
+def topic(seed, H, Hk, Lq, Lk, d, T=6, span=64, a=0.6, sink=0.5):  # noqa: N803
+    """Spans of ``span`` tokens share one of T topics; the first four keys are a sink."""
+    rng = np.random.default_rng(seed)
+    q, k, v, topics, s = (rng.standard_normal(shape, dtype=F32) for shape in (
+        (H, Lq, d), (Hk, Lk, d), (Hk, Lk, d), (Hk, T, d), (Hk, d)))
+    key_topic = rng.integers(0, T, size=(Lk + span - 1) // span)
+    query_topic = rng.integers(0, T, size=(Lq + span - 1) // span)
+    k += F32(a) * topics[:, key_topic[np.arange(Lk) // span]]
+    k[:, :4] += s[:, None, :]
+    q += F32(a) * np.repeat(topics, H // Hk, axis=0)[:, query_topic[np.arange(Lq) // span]]
+    q += F32(sink) * np.repeat(s, H // Hk, axis=0)[:, None, :]
+    return q, k, v
+
+
+def needle(seed, H, Hk, Lq, Lk, d, blk, pos, width, ak, aq, heads):  # noqa: N803
+    """Some KV heads look for the same few keys."""
+    q, k, v = topic(seed, H, Hk, Lq, Lk, d, a=0.3)
+    mark = np.random.default_rng(seed + 100000).standard_normal(d, dtype=F32)
+    group, place = H // Hk, blk + pos
+    for head in heads:
+        k[head, place : place + width] += F32(ak) * mark
+        q[head * group : (head + 1) * group] += F32(aq) * mark
+    return q, k, v
+
+
+def per_head_needle(seed, H, Hk, Lq, Lk, d, blk, pos, width, ak, aq):  # noqa: N803
+    """Each KV head looks for keys of its own, in another block."""
+    q, k, v = topic(seed, H, Hk, Lq, Lk, d, a=0.3)
+    marks = np.random.default_rng(seed + 100000).standard_normal((Hk, d), dtype=F32)
+    group = H // Hk
+    for head in range(Hk):
+        place = (head + 1) * blk + pos
+        k[head, place : place + width] += F32(ak) * marks[head]
+        q[head * group : (head + 1) * group] += F32(aq) * marks[head]
+    return q, k, v
+
+
+GENERATORS = {"gauss": gauss, "topic": topic, "needle": needle, "per_head_needle": per_head_needle}
