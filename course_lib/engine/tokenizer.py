@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,9 @@ class Tokenizer:
                 "byte-level BPE tokenizer"
             )
         _refuse_unsupported(definition["model"], path)
-        try:
+        unusable = f"{path} is not a usable tokenizer"
+        with _failing(unusable, remedy):
             tokenizer = cls(definition, template)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # tokenizers: bare Exception, and a panic, which is none
-            raise CourseError(
-                f"{path} is not a usable tokenizer ({one_line(error)}): {remedy}"
-            ) from None
         for token in definition.get("added_tokens") or []:
             if tokenizer.control_tokens.get(token["content"]) != token["id"]:
                 raise CourseError(
@@ -86,8 +82,10 @@ class Tokenizer:
                 "a checkpoint with a byte-level BPE tokenizer"
             )
         for allow_special in (True, False):
-            ids = tokenizer.encode(PROBE, allow_special)
-            if not tokenizer.decode(ids) == PROBE == tokenizer._control.decode(ids):
+            with _failing(unusable, remedy):
+                ids = tokenizer._encode(PROBE, allow_special)
+                same = tokenizer.decode(ids) == PROBE == tokenizer._control.decode(ids)
+            if not same:
                 raise CourseError(
                     f"{path}: text does not come back from its tokens as it was (look at "
                     "normalizer, pre_tokenizer and decoder): choose a checkpoint with a "
@@ -106,7 +104,7 @@ class Tokenizer:
         allow_special=True reads "<|im_end|>" in the text as that control token; False spells it
         out in ordinary tokens: use it for text from outside. Raises TypeError if `text` is not a
         str, ValueError if it cannot be written as UTF-8 (a lone surrogate), CourseError for a
-        control character that the vocabulary cannot spell.
+        control character that the vocabulary cannot spell, and where the checkpoint's rules fail.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a str, not {type(text).__name__}")
@@ -122,6 +120,11 @@ class Tokenizer:
                 f"the text holds U+{ord(text[lost]):04X} at character {lost}, for which this "
                 "checkpoint's tokenizer has no token: remove it"
             )
+        with _failing("this checkpoint's tokenizer fails on the text",
+                      "change the text, or choose another checkpoint"):
+            return self._encode(text, allow_special)
+
+    def _encode(self, text: str, allow_special: bool) -> list[int]:
         encoder = self._control if allow_special else self._plain
         return encoder.encode(text, add_special_tokens=False).ids
 
@@ -185,6 +188,18 @@ class Tokenizer:
         ):
             ids += [self._control_ids[text]] if is_control else self.encode(text, False)
         return ids
+
+
+@contextmanager
+def _failing(what: str, remedy: str) -> Iterator[None]:
+    """CourseError for what the tokenizers package raises inside: bare Exception, or a panic of its
+    code, which is no Exception at all."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise CourseError(f"{what} ({one_line(error)}): {remedy}") from None
 
 
 def _refuse_unsupported(model: Any, path: Path) -> None:

@@ -325,6 +325,8 @@ def test_unusable_tokenizer_files(tmp_path):
         ({"decoder": {"type": "Nonsense"}}, "not a usable tokenizer"),
         ({"decoder": None}, "does not come back from its tokens"),
         ({"pre_tokenizer": None}, "does not come back from its tokens"),
+        ({"pre_tokenizer": None, "model": {**definition["model"], "unk_token": "<no>"}},
+         "not a usable tokenizer .Unk token `<no>` not found"),
         ({"pre_tokenizer": {**definition["pre_tokenizer"], "add_prefix_space": True}}, "come back"),
         ({"normalizer": {"type": "Lowercase"}}, "does not come back from its tokens"),
         ({"added_tokens": [{"id": 1}]}, "not a usable tokenizer"),
@@ -381,3 +383,13 @@ def test_a_panic_of_the_tokenizers_package_is_an_error_and_an_interrupt_is_none(
         if expected is CourseError:
             words = "(at line 1)" if raised.args else "(Panic)"
             assert f"not a usable tokenizer {words}: copy" in str(error.value)
+
+
+def test_a_rule_that_fails_on_a_text_is_an_error(tmp_path):
+    """The package panics where a regular expression gives up."""
+    definition = json.loads(tiny_tokenizer().to_str())
+    definition["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    with pytest.raises(CourseError, match="^this checkpoint's tokenizer fails on the text .*: "):
+        tokenizer.encode("a" * 60 + "b")
