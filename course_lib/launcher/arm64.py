@@ -41,11 +41,17 @@ NOT_EMULATED = (
     "test_packaging.py", "test_side_environment.py", "test_streams.py", "test_tools.py",
     "test_bench*.py",
     # Plain Python without a kernel, the same on every machine.
-    "test_atomic.py", "test_bias.py", "test_decode_cost.py", "test_decode_gate.py",
-    "test_engine_config.py", "test_engine_tokenizer.py", "test_needle.py", "test_prompts.py",
-    "test_published.py", "test_runs.py", "test_training_documents.py", "test_world.py",
+    "test_atomic.py", "test_bias.py", "test_chat_command.py", "test_checkpoint_fuzz.py",
+    "test_client.py", "test_decode_cost.py", "test_decode_gate.py", "test_engine_chat_templates.py",
+    "test_engine_config.py", "test_engine_conversation.py", "test_engine_gguf*.py",
+    "test_engine_stream.py", "test_engine_tokenizer.py", "test_fits.py", "test_gguf_fuzz.py",
+    "test_known_models.py", "test_needle.py", "test_perplexity.py", "test_phase_bar.py",
+    "test_prompts.py", "test_published.py", "test_ruler.py", "test_runs.py",
+    "test_safetensors_source.py", "test_server_needle.py", "test_sse.py", "test_tensor_names.py",
+    "test_training_documents.py", "test_weight_blocks_gguf.py", "test_weight_cache.py",
+    "test_world.py",
     # They need torch.
-    "test_engine_transformers.py", "test_training.py",
+    "test_*_transformers.py", "test_engine_families.py", "test_smollm2.py", "test_training.py",
     # Whole runs of the shipped model at 2,061 tokens; the notebooks have four of them.
     "test_recorded_runs.py",
 )

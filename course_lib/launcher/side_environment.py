@@ -18,8 +18,8 @@ from course_lib.launcher import environment, state
 from course_lib.launcher.runner import TESTS, Count, pytest
 from course_lib.paths import ROOT
 
-GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "cython", "setuptools",
-                "pytest", "hypothesis", "gguf")
+GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "httpx", "cython",
+                "setuptools", "pytest", "hypothesis", "gguf")
 """What the ground floor, the command line and their tests import."""
 
 UPPER_FLOOR = ("classroom", "test_show_*.py")
