@@ -24,12 +24,14 @@ GRACE = 1.0
 """Seconds beyond an answer's own limit until it is killed from outside."""
 
 
-def main(alone: bool) -> None:
+def main(alone: bool, processes: int) -> None:
     """Serve cases until stdin ends.
 
     alone: this is bubblewrap's own process namespace, so whatever else runs here is the answer's
-    and is killed after each case, and the working folder is nobody else's.
+    and is killed after each case, and the working folder is nobody else's. processes: the limit,
+    set here because outside the namespace it would count what the same user runs elsewhere.
     """
+    resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     commands = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     quiet = os.open(os.devnull, os.O_RDWR)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import resource
 import select
 import shutil
@@ -39,7 +40,8 @@ FIRST_FREE_ID = 1_900_000_000
 counts all of one user's."""
 
 BOOT = ("import sys; sys.path.insert(0, {course!r}); "
-        "from course_lib.classroom.grading import inside; inside.main(alone={alone})")
+        "from course_lib.classroom.grading import inside; inside.main(alone={alone}, "
+        "processes={processes})")
 
 
 def require_bubblewrap() -> str:
@@ -90,6 +92,8 @@ def command(program: str, library: Path | None) -> list[str]:
         words += ["--ro-bind", str(library), COURSE]
     words += ["--proc", "/proc", "--dev", "/dev", "--dir", "/etc",
               *sized_tmpfs(program, "/work"), "--chdir", "/work", "--clearenv"]
+    # What bubblewrap itself has made is its user's, who without root is the answer's user too.
+    words += ["--remount-ro", "/dev", "--remount-ro", "/"]
     for name, value in environment().items():
         words += ["--setenv", name, value]
     words += ["--"]
@@ -126,23 +130,30 @@ def environment() -> dict[str, str]:
 
 
 def _limit() -> None:
-    """In the new process, before bubblewrap: what neither it nor what it starts may exceed."""
-    held = 0
-    if os.geteuid() != 0:  # old kernels count all processes of the user, wherever they are
-        held = _processes_of(os.geteuid())
-    resource.setrlimit(resource.RLIMIT_NPROC, (held + PROCESSES, held + PROCESSES))
+    """In the new process, before bubblewrap: what neither it nor what it starts may exceed. The
+    limit of processes is set further inside."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, FILE_SIZE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 
 
-def _processes_of(user: int) -> int:
+def processes(unsandboxed: bool) -> int:
+    """The limit of processes inside. What it counts: in a user namespace of Linux 5.14 or later
+    what runs there, as an id of its own what runs under that; else all that this user runs."""
+    release = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
+    alone = not unsandboxed and (os.geteuid() == 0 or release >= (5, 14))
+    return PROCESSES + (0 if alone else _threads_of(os.geteuid()))
+
+
+def _threads_of(user: int) -> int:
+    """Threads, which the limit of processes means."""
     count = 0
-    for name in os.listdir("/proc"):
+    for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            count += name.isdigit() and os.stat(f"/proc/{name}").st_uid == user
-        except OSError:
+            if os.stat(f"/proc/{name}").st_uid == user:
+                count += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:  # it has ended
             pass
     return count
 
@@ -181,11 +192,12 @@ class Sandbox:
         course = str(library) if unsandboxed else COURSE
         python = os.path.join(sys.prefix, "bin", os.path.basename(sys.executable))
         self._process = subprocess.Popen(
-            [*words, python, "-I", "-B", "-c", BOOT.format(course=course, alone=not unsandboxed)],
+            [*words, python, "-I", "-B", "-c", BOOT.format(
+                course=course, alone=not unsandboxed, processes=processes(unsandboxed))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             preexec_fn=_limit, start_new_session=True,
             cwd=self._folder.name if self._folder else "/",
-            env=environment() if unsandboxed else None)
+            env=environment())  # bubblewrap's too: inside, its first process can be read
         until = time.monotonic() + START_SECONDS
         self._send({"item": item, "sources": list(sources), "function": function}, until)
         first = self._receive(until)

@@ -6,9 +6,12 @@ import copy
 import csv
 import io
 import json
+import os
+import threading
 import zipfile
 from contextlib import nullcontext
 from pathlib import PurePosixPath
+from types import SimpleNamespace
 
 import nbformat
 import numpy as np
@@ -19,7 +22,7 @@ from hypothesis import strategies as st
 from course_lib.classroom import sealed
 from course_lib.classroom.evidence import read_answer
 from course_lib.classroom.exercises import Case, Exercise, Reading
-from course_lib.classroom.grading import batch, feedback, tables
+from course_lib.classroom.grading import batch, feedback, sandbox, tables
 from course_lib.classroom.grading.handed_in import (
     MAX_SOURCE,
     HandedIn,
@@ -309,6 +312,38 @@ def test_only_the_named_function_is_emptied():
     scope: dict = {}
     exec(made, scope)
     assert scope["b"]() == 2 and "return 1" not in made
+
+
+# The sandbox
+
+
+@pytest.mark.parametrize("user, release, unsandboxed, others", [
+    (0, "4.4.0", False, False), (1000, "5.14.0-arm64", False, False), (1000, "6.1.75+rpt", False,
+                                                                       False),
+    (1000, "5.10.110-rockchip", False, True), (1000, "6.1.75", True, True), (0, "6.1.75", True,
+                                                                             True)])
+def test_other_programs_leave_an_answer_its_processes(monkeypatch, user, release, unsandboxed,
+                                                      others):
+    monkeypatch.setattr(sandbox.os, "geteuid", lambda: user)
+    monkeypatch.setattr(sandbox.os, "uname", lambda: SimpleNamespace(release=release))
+    monkeypatch.setattr(sandbox, "_threads_of", {user: 1000}.__getitem__)
+    assert sandbox.processes(unsandboxed) == 24 + 1000 * others
+
+
+def test_threads_are_counted_not_processes():
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    assert sandbox._threads_of(os.geteuid()) > 40
+    done.set()
+
+
+def test_nothing_but_the_working_folder_can_be_written_to(monkeypatch):
+    monkeypatch.setattr(sandbox, "_options", lambda program: "--size")
+    words = sandbox.command("bwrap", None)
+    assert words.index("--tmpfs") < words.index("/dev", words.index("--remount-ro"))
+    assert [words[i + 1] for i, word in enumerate(words) if word == "--remount-ro"] == ["/dev", "/"]
 
 
 # Marking
