@@ -111,10 +111,22 @@ class Client:
         }
         return Answer(self, request)
 
+    def head(self, response: httpx.Response, length: int = 65_536) -> bytes:
+        """The first bytes of an answer that is not wanted whole; CourseError where even they do not
+        end."""
+        head, begin = b"", time.perf_counter()
+        for chunk in response.iter_bytes():
+            head += chunk
+            if len(head) >= length:
+                break
+            if time.perf_counter() - begin > self.timeout:
+                raise self.faults.silence()
+        return head
+
     def _served(self) -> list[str]:
         with self.faults.said_plainly():
             with self._http.stream("GET", self.base + "/models") as response:
-                body = _head(response, 1 << 20)
+                body = self.head(response, 1 << 20)
         if response.status_code in (401, 403):
             raise self.faults.refusal(response.status_code, body)
         try:
@@ -163,7 +175,7 @@ class Answer:
                     if response.status_code in (400, 422) and body is not standard:
                         continue
                     if response.status_code != 200:
-                        head = _head(response)
+                        head = client.head(response)
                         location = response.headers.get("location", "")
                         raise client.faults.refusal(response.status_code, head, location)
                     yield from self._parts(response, started)
@@ -211,13 +223,3 @@ class Answer:
             if time.perf_counter() - started - last > self._client.timeout:
                 raise self._client.faults.silence()
             yield chunk
-
-
-def _head(response: httpx.Response, length: int = 65_536) -> bytes:
-    """The first bytes of an answer that is only wanted for its error message."""
-    head = b""
-    for chunk in response.iter_bytes():
-        head += chunk
-        if len(head) >= length:
-            break
-    return head

@@ -66,6 +66,8 @@ class Faults:
             yield
         except AnswerError as error:
             raise self.fault(f"{error}: look at its log") from None
+        except RecursionError:
+            raise self.fault("sends JSON that is nested too deeply: look at its log") from None
         except httpx.ConnectTimeout:
             raise self.fault(
                 f"is not reached in {min(CONNECT_TIMEOUT, self.timeout):g} s: check the address "

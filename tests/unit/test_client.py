@@ -233,13 +233,27 @@ def test_silence_is_given_up_also_where_it_is_filled_with_comments(server):
         while not stop.wait(0.02):
             handler.wfile.write(b": ping\n\n")
 
-    for answer in (silent, trickle):
+    def failure(handler, body):
+        send(handler, status=500)
+        while not stop.wait(0.02):
+            handler.wfile.write(b"x")
+
+    for answer in (silent, trickle, failure):
         server.answer = answer
         started = time.perf_counter()
         assert "sent no text for 0.1 s: give it longer with --timeout" in refused(
             server, timeout=0.1)
         assert time.perf_counter() - started < 4
     stop.set()
+
+
+def test_json_that_is_nested_too_deeply(server, monkeypatch):
+    """How deep json.loads goes, and json.dumps, depends on the Python."""
+    def deep(value):
+        raise RecursionError
+
+    monkeypatch.setattr(client, "part_of", deep)
+    assert "sends JSON that is nested too deeply" in refused(server)
 
 
 def test_a_long_answer_is_no_silence(server, monkeypatch):
