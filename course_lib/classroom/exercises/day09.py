@@ -97,11 +97,12 @@ def _bias_cases() -> list[Case]:
 
 EXERCISES = [
     Exercise("d09.a1", "kv_quantize_per_head", _quantize_cases,
-             replaces=("course_lib.quant.quantize_rows",)),
+             replaces=("course_lib.quant.quantize_rows", "course_lib.quant._scales")),
     Reading("d09.b1", ("max_of_one_head", "write_path", "clamp", "lowest_code",
                        "scales_per_token"), auto=2),
     Exercise("d09.a2", "single_pass_q8_attention", _single_pass_cases,
-             replaces=("course_lib.attention.single_pass_q8",)),
+             replaces=("course_lib.attention.single_pass_q8",
+                       "course_lib.attention._single_pass_head")),
     Reading("d09.b2", ("rounds_q", "rounds_k_and_v", "exact_dot", "rule_for_q", "rule_for_kv",
                        "query_scales"), auto=2),
     Exercise("d09.a3", "bias_test", _bias_cases, replaces=("course_lib.lab.bias.bias_test",)),

@@ -15,6 +15,7 @@ from nbformat import NotebookNode
 import course_lib
 from course_lib.classroom import sealed
 from course_lib.classroom.exercises import Item, day_items
+from course_lib.classroom.grading.taken_away import library_files
 from course_lib.classroom.hidden import Group, Hidden
 from course_lib.classroom.source import find_days, parse
 from course_lib.errors import CourseError
@@ -89,7 +90,7 @@ def load_module(path: Path) -> ModuleType:
 def _digest(files: Sequence[Path]) -> str:
     """Over the day's files and all of the library's code, which the expected values come from."""
     found = hashlib.sha256(course_lib.__version__.encode())
-    for path in [*files, *sorted((ROOT / "course_lib").rglob("*.py"))]:
+    for path in [*files, *library_files()]:
         if path.is_file():
             found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()

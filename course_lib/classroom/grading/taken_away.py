@@ -11,6 +11,13 @@ from course_lib.paths import ROOT
 NOTE = "course_lib.classroom.grading.reached"
 
 
+def library_files(root: Path = ROOT) -> list[Path]:
+    """The library's Python files; not the copies of them that JupyterLab keeps in hidden folders
+    when somebody opens one."""
+    return [path for path in sorted((root / "course_lib").rglob("*.py"))
+            if not any(part.startswith(".") for part in path.relative_to(root).parts)]
+
+
 def write_library(target: Path, replaced: tuple[str, ...], root: Path = ROOT) -> None:
     """Write a copy of course_lib's Python files into `target` in which the bodies of the functions
     `replaced` ("course_lib.sparse.select_blocks") only note that they were called.
@@ -22,7 +29,7 @@ def write_library(target: Path, replaced: tuple[str, ...], root: Path = ROOT) ->
     for name in replaced:
         module, inner = _split(name, root)
         by_module.setdefault(module, []).append(inner)
-    for source in sorted((root / "course_lib").rglob("*.py")):
+    for source in library_files(root):
         path = source.relative_to(root)
         text = source.read_text(encoding="utf-8")
         inner_names = by_module.pop(path.with_suffix("").as_posix().replace("/", "."), [])

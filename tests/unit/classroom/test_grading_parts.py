@@ -300,6 +300,15 @@ def test_a_function_is_taken_away_with_its_text(tmp_path):
     assert compile(sparse, "sparse.py", "exec")
 
 
+def test_copies_that_an_editor_keeps_stay_outside(tmp_path):
+    for name in ("a.py", ".ipynb_checkpoints/a-checkpoint.py"):
+        (tmp_path / "course_lib" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "course_lib" / name).write_text("def f():\n    return 1\n")
+    write_library(tmp_path / "copy", ("course_lib.a.f",), tmp_path)
+    (written,) = [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
+    assert "return 1" not in written.read_text()
+
+
 @pytest.mark.parametrize("name", ["course_lib.sparse.nothing", "course_lib.nowhere.f", "os.system",
                                   "course_lib.kvcache.KVCache"])
 def test_names_that_are_no_function(name, tmp_path):
