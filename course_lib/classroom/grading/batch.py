@@ -147,6 +147,7 @@ def folder_names(students: Iterable[str]) -> dict[str, str]:
     used: set[str] = set()
     for student in students:
         name = "".join(c if c.isalnum() or c in " .-_()" else "_" for c in student)[:80].strip(" .")
+        name = name.encode()[:200].decode(errors="ignore")  # a file system counts bytes
         digest = hashlib.sha256(student.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         if not name or name != student or name.casefold() in used:
             name = f"{name or 'student'}-{digest}"

@@ -13,7 +13,9 @@ from pathlib import Path, PurePosixPath
 from course_lib.errors import CourseError
 
 MAX_NOTEBOOK = 30 * 2**20
+MAX_ZIP = 500 * 2**20
 MAX_ZIP_ENTRIES = 2000
+MAX_NAME = 100
 _DAY = re.compile(r"day(\d\d)(?!\d).*\.ipynb", re.IGNORECASE | re.DOTALL)
 _FLAT = re.compile(r"(?P<student>.+?)_(?P<name>day\d\d(?!\d).*\.ipynb)", re.IGNORECASE | re.DOTALL)
 IGNORED = ("__MACOSX/", ".ipynb_checkpoints/", "manifest.json")
@@ -22,13 +24,15 @@ IGNORED = ("__MACOSX/", ".ipynb_checkpoints/", "manifest.json")
 @dataclass(frozen=True)
 class Submission:
     """One notebook of one student: `day` by its file name, `origin` as shown to the instructor,
-    `content` its bytes, or None with the `problem` that kept them from being read."""
+    `content` its bytes, or None with the `problem` that kept them from being read; `shared`: from a
+    zip of several students, which any of them may have handed in."""
 
     student: str
     day: int
     origin: str
     content: bytes | None
     problem: str = ""
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,9 @@ def find_submissions(folder: Path) -> Found:
     """Read `folder`: `<student>/day10*.ipynb`, `<student>_day10*.ipynb`, and zips of the one or the
     other, or `<student>.zip` with `day10*.ipynb` at any depth.
 
-    Of two files of one student and day both are kept, in the order of their names: the grader says
-    so. Raises CourseError where there is no such folder.
+    Of two files of one student and day both are kept, in the order of their names, those of shared
+    zips first: the last one counts, and the grader says so. Raises CourseError where there is no
+    such folder.
     """
     if not folder.is_dir():
         raise CourseError(f"{folder} is no folder; give the folder that holds the submissions.")
@@ -59,10 +64,10 @@ def find_submissions(folder: Path) -> Found:
         elif path.suffix.lower() == ".zip":
             _add(_from_zip(path, name), found, unrecognised)
         else:
-            _add([(name, place_of(PurePosixPath(name)), lambda p=path: _bounded(p))],  # type: ignore[misc]
-                 found, unrecognised)
-    found.sort(key=lambda s: (s.student, s.day, s.origin))
-    return Found(found, unrecognised)
+            _add([(name, place_of(PurePosixPath(name)), lambda p=path: _bounded(p),  # type: ignore[misc]
+                   False)], found, unrecognised)
+    found.sort(key=lambda s: (s.student, s.day, not s.shared, s.origin))
+    return Found(found, [tidy(name)[:300] for name in unrecognised])
 
 
 def place_of(path: PurePosixPath, outer: str | None = None) -> tuple[str, int] | None:
@@ -82,19 +87,22 @@ def place_of(path: PurePosixPath, outer: str | None = None) -> tuple[str, int] |
 
 
 def tidy(student: str) -> str:
-    """A student's name as the tables carry it: composed letters, no control characters."""
+    """A student's name as the tables carry it: composed letters; what cannot be printed, such as
+    the bytes of another encoding, as escapes, so that different names stay different."""
     composed = unicodedata.normalize("NFC", student)
-    return "".join(c if c.isprintable() else "?" for c in composed).strip() or "?"
+    return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs"
+                   else c.encode("unicode_escape").decode() for c in composed).strip() or "?"
 
 
 def _add(entries, found: list[Submission], unrecognised: list[str]) -> None:
-    for name, place, read in entries:
+    for name, place, read, shared in entries:
         if place is None:
             unrecognised.append(name)
-            continue
-        content, problem = read()
-        student, day = place
-        found.append(Submission(student, day, name, content, problem))
+        elif len(place[0]) > MAX_NAME:
+            unrecognised.append(f"(a student's name of {len(place[0])} characters) {name}")
+        else:
+            content, problem = read()
+            found.append(Submission(place[0], place[1], name, content, problem, shared))
 
 
 def _bounded(path: Path) -> tuple[bytes | None, str]:
@@ -109,13 +117,17 @@ def _bounded(path: Path) -> tuple[bytes | None, str]:
 def _from_zip(path: Path, name: str) -> Iterator[tuple]:
     """The notebooks of a zip, in memory: nothing is unpacked to disk, so no name can lead out."""
     try:
-        archive = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
+        size = path.stat().st_size
+        archive = zipfile.ZipFile(io.BytesIO(path.read_bytes() if size <= MAX_ZIP else b""))
         infos = archive.infolist()
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
-        yield f"{name} (no readable zip)", None, None
+        yield f"{name} (no readable zip)", None, None, False
         return
     if len(infos) > MAX_ZIP_ENTRIES:
-        yield f"{name} (a zip of {len(infos)} entries)", None, None
+        yield f"{name} (a zip of {len(infos)} entries)", None, None, False
+        return
+    if sum(info.file_size for info in infos) > MAX_ZIP:
+        yield f"{name} (a zip of more than {MAX_ZIP // 2**20} MB)", None, None, False
         return
     whose = re.sub(r"_day\d\d.*$", "", path.stem, flags=re.IGNORECASE)
     inside = [info for info in infos
@@ -129,7 +141,8 @@ def _from_zip(path: Path, name: str) -> Iterator[tuple]:
         flat = _FLAT.fullmatch(inner.name) is not None
         outer = tidy(whose) if single and not flat else None
         place = place_of(PurePosixPath(inner.name) if flat else inner, outer)
-        yield f"{name}/{inner}", place, lambda i=info: _member(archive, i)
+        yield (f"{name}/{inner}", place, lambda i=info: _member(archive, i),
+               place is not None and place[0] != tidy(whose))
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[bytes | None, str]:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from course_lib.classroom import sealed
 from course_lib.classroom.evidence import read_answer
 from course_lib.classroom.exercises import Case, Exercise, Reading
-from course_lib.classroom.grading import batch, feedback, sandbox, tables
+from course_lib.classroom.grading import batch, feedback, sandbox, submissions, tables
 from course_lib.classroom.grading.handed_in import (
     MAX_SOURCE,
     HandedIn,
@@ -37,7 +37,7 @@ from course_lib.classroom.grading.marking import (
 )
 from course_lib.classroom.grading.program import program_of
 from course_lib.classroom.grading.submission_marks import ItemMark
-from course_lib.classroom.grading.submissions import MAX_NOTEBOOK, find_submissions, place_of
+from course_lib.classroom.grading.submissions import MAX_NOTEBOOK, Found, find_submissions, place_of
 from course_lib.classroom.grading.tables import HumanMark
 from course_lib.classroom.grading.taken_away import without, write_library
 from course_lib.classroom.hidden import Group
@@ -89,6 +89,35 @@ def test_a_zip_that_unpacks_to_too_much(tmp_path):
     assert (submission.content, submission.problem) == (None, "larger than 30 MB")
 
 
+def test_a_zip_that_unpacks_to_too_much_in_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(submissions, "MAX_ZIP", 2**20)
+    with zipfile.ZipFile(tmp_path / "ann.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        for number in range(20):
+            file.writestr(f"{number}_day10.ipynb", bytes(10**5))
+    assert find_submissions(tmp_path) == Found([], ["ann.zip (a zip of more than 1 MB)"])
+
+
+def test_a_zip_cannot_take_the_place_of_what_another_student_handed_in(tmp_path):
+    (tmp_path / "bob").mkdir()
+    (tmp_path / "bob" / "day10.ipynb").write_bytes(b"mine")
+    with zipfile.ZipFile(tmp_path / "zed.zip", "w") as file:
+        for name in ("zed/day10.ipynb", "bob/day10.ipynb", "bob_day10.ipynb"):
+            file.writestr(name, b"zed's")
+    found = find_submissions(tmp_path).submissions
+    assert [(s.student, s.content) for s in found] == [
+        ("bob", b"zed's"), ("bob", b"zed's"), ("bob", b"mine"), ("zed", b"zed's")]
+
+
+def test_names_of_files_do_nothing_to_a_terminal(tmp_path):
+    (tmp_path / "\x1b[2J.txt").write_bytes(b"")
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
+        file.writestr("x" * 1000 + "_day10.ipynb", b"")
+    found = find_submissions(tmp_path)
+    assert found.submissions == [] and "\\x1b[2J.txt" in found.unrecognised
+    assert all(name.isprintable() and len(name) <= 300 for name in found.unrecognised)
+    assert any("a student's name of 1000 characters" in name for name in found.unrecognised)
+
+
 def test_no_folder(tmp_path):
     with pytest.raises(CourseError, match="is no folder"):
         find_submissions(tmp_path / "nowhere")
@@ -98,7 +127,8 @@ def test_no_folder(tmp_path):
     "a/day10.ipynb": ("a", 10), "a/b/day09_q8 (1).ipynb": ("a", 9), "x_day10_y.ipynb": ("x", 10),
     "day10.ipynb": None, "a/day1.ipynb": None, "a/day100.ipynb": None, "a/mday10.ipynb": None,
     "a/day10.py": None, "a/x_day10.ipynb": None, "e\u0301/day10.ipynb": ("\u00e9", 10),
-    "a\nb_day10.ipynb": ("a?b", 10),
+    "a\nb_day10.ipynb": ("a\\nb", 10), "\udccd\udcf5/day10.ipynb": ("\\udccd\\udcf5", 10),
+    "a\u3000b/day10.ipynb": ("a\u3000b", 10), "\x1b[2J/day10.ipynb": ("\\x1b[2J", 10),
 }.items())
 def test_whose_and_which_day(name, place):
     assert place_of(PurePosixPath(name)) == place
@@ -510,6 +540,7 @@ def test_feedback_escapes_what_others_wrote():
 
 
 @given(st.lists(st.text(max_size=90), unique=True, max_size=6))
+@example(["𠀀" * 100])
 def test_folder_names_differ_and_lead_nowhere(students):
     names = batch.folder_names(students)
     assert len({name.casefold() for name in names.values()}) == len(students)
