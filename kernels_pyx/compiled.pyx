@@ -24,6 +24,7 @@ cdef extern from "kernels.h":
     cdef struct prefill_kernels
     cdef struct layer_kernels
     cdef struct linear_kernels
+    cdef struct step_kernels
     cdef struct pack_kernels
     cdef struct measure_kernels
     cdef struct c_kernels "kernels":
@@ -34,6 +35,7 @@ cdef extern from "kernels.h":
         const prefill_kernels *prefill
         const layer_kernels *layers
         const linear_kernels *linear
+        const step_kernels *steps
         const pack_kernels *pack
         const measure_kernels *measure
     enum: MAX_VARIANTS
@@ -109,5 +111,6 @@ include "wrappers/selection.pxi"
 include "wrappers/prefill.pxi"
 include "wrappers/layers.pxi"
 include "wrappers/linear.pxi"
+include "wrappers/steps.pxi"
 include "wrappers/pack.pxi"
 include "wrappers/measure.pxi"

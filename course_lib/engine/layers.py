@@ -6,6 +6,9 @@ token the same bits whether it comes alone or among others, on every machine.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from course_lib import backend
@@ -14,8 +17,8 @@ from course_lib.attention_common import softmax as numpy_softmax
 from course_lib.engine.rope import RopeScaling
 from course_lib.linear import PackedMatrix, linear
 
-__all__ = ["argmax", "linear", "rms_norm", "rope", "rope_powers", "rope_tables", "silu_mul",
-           "softmax", "split_heads", "swiglu"]
+__all__ = ["add_linear", "add_swiglu", "argmax", "linear", "project_heads", "rms_norm", "rope",
+           "rope_powers", "rope_tables", "silu_mul", "softmax", "split_heads", "swiglu"]
 
 Matrix = np.ndarray | PackedMatrix
 
@@ -124,6 +127,50 @@ def swiglu(h: np.ndarray, gate_up_proj: Matrix, down_proj: Matrix) -> np.ndarray
     return linear(silu_mul(stacked[..., :inner], stacked[..., inner:]), down_proj)
 
 
+def project_heads(
+    x: np.ndarray,
+    gain: np.ndarray,
+    eps: float,
+    qkv_proj: Matrix,
+    q_gain: np.ndarray | None,
+    k_gain: np.ndarray | None,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+) -> None:
+    """Write the query, key and value rows of hidden states x `[n, hidden]`: what attention reads.
+
+    The other arguments as those of `split_heads` and `rms_norm`. A single row takes all three
+    steps in one call of a kernel, with the same bits: a decoded token waits for every call.
+    """
+    d = q.shape[-1]
+    if (compiled := _one_row("attention_input", x, d % 16, x.shape[-1] % 32)) is not None:
+        _compute(compiled, x, gain, eps, *_parts(qkv_proj), q_gain, k_gain, cos, sin, q, k, v)
+        return
+    stacked = linear(rms_norm(x, gain, eps), qkv_proj)
+    split_heads(stacked.reshape(len(x), -1, d), q_gain, k_gain, eps, cos, sin, q, k, v)
+
+
+def add_linear(x: np.ndarray, h: np.ndarray, w: Matrix) -> None:
+    """x += w · h of float32 rows x `[n, rows]` and h `[n, cols]`; one call where n is 1."""
+    if (compiled := _one_row("attention_output", x, h.shape[-1] % 32)) is not None:
+        _compute(compiled, x, h, *_parts(w))
+        return
+    x += linear(h, w)
+
+
+def add_swiglu(x: np.ndarray, gain: np.ndarray, eps: float, gate_up_proj: Matrix,
+               down_proj: Matrix) -> None:
+    """x += swiglu(rms_norm(x)) of float32 rows x `[n, hidden]`; one call where n is 1."""
+    inner = down_proj.shape[1] if isinstance(down_proj, np.ndarray) else down_proj.cols
+    if (compiled := _one_row("swiglu", x, x.shape[-1] % 32, inner % 32)) is not None:
+        _compute(compiled, x, gain, eps, *_parts(gate_up_proj), *_parts(down_proj))
+        return
+    x += swiglu(rms_norm(x, gain, eps), gate_up_proj, down_proj)
+
+
 def silu_mul(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     """SiLU(gate) · up, the SwiGLU gate: gate/(1 + exp(-gate)) · up, float32, same shapes."""
     if (compiled := backend.kernel("silu_mul")) is not None:
@@ -148,6 +195,16 @@ def argmax(x: np.ndarray) -> int:
     """Index of the largest of float32 `[n]`, n >= 1, the lowest on ties; none of them is NaN."""
     compiled = backend.kernel("argmax")
     return int(np.argmax(x)) if compiled is None else compiled(x)
+
+
+def _one_row(name: str, x: np.ndarray, *rest: int) -> Callable[..., Any] | None:
+    """The kernel that takes one row through a whole step, if x is one and nothing is left over."""
+    return backend.kernel(name) if len(x) == 1 and not any(rest) else None
+
+
+def _parts(w: Matrix) -> tuple[np.ndarray, np.ndarray | None]:
+    """Weights as such a kernel takes them: float32 and None, or codes and scales."""
+    return (w.codes, w.scales) if isinstance(w, PackedMatrix) else (w, None)
 
 
 def _rows(x: np.ndarray) -> np.ndarray:

@@ -10,9 +10,9 @@ from course_lib import backend
 from course_lib.arrays import require_finite
 from course_lib.engine.checks import finite_arithmetic
 from course_lib.engine.config import ModelConfig
-from course_lib.engine.layers import linear, rms_norm, rope_tables, split_heads
-from course_lib.engine.moe import feed_forward
-from course_lib.engine.weights import LayerWeights, Matrix, Weights
+from course_lib.engine.layers import add_linear, linear, project_heads, rms_norm, rope_tables
+from course_lib.engine.moe import add_feed_forward
+from course_lib.engine.weights import Matrix, Weights
 from course_lib.linear import PackedMatrix
 
 # (layer, q [num_heads, t, d], k [num_kv_heads, t, d], v likewise) -> context [num_heads, t, d]
@@ -50,6 +50,7 @@ class Model:
         CourseError where a row, a score or a context overflows float32.
         """
         config, t = self.config, len(ids)
+        eps = config.rms_norm_eps
         positions = np.arange(start, start + t)
         cos, sin = rope_tables(positions, config.head_dim, config.rope_theta, config.rope)
         tiles = [slice(first, min(first + tile, t)) for first in range(0, t, tile)]
@@ -57,15 +58,16 @@ class Model:
         for layer, weights in enumerate(self.weights.layers):
             q, k, v = self._heads(t)
             for rows in tiles:
-                self._project(weights, x[rows], cos[rows], sin[rows],
+                project_heads(x[rows], weights.input_norm, eps, weights.qkv_proj, weights.q_norm,
+                              weights.k_norm, cos[rows], sin[rows],
                               q[:, rows], k[:, rows], v[:, rows])
             context = attend(layer, q, k, v)
             for i, rows in enumerate(tiles):
                 some = x[rows]  # a view: what is added to it is added to x
                 joined = context[:, rows].transpose(1, 0, 2).reshape(len(some), -1)
-                some += linear(joined, weights.o_proj)
-                h = rms_norm(some, weights.post_attention_norm, config.rms_norm_eps)
-                some += feed_forward(h, weights.mlp, config.moe_of(layer))
+                add_linear(some, joined, weights.o_proj)
+                add_feed_forward(some, weights.post_attention_norm, eps, weights.mlp,
+                                 config.moe_of(layer))
                 if on_progress is not None:
                     on_progress(layer * len(tiles) + i + 1, len(self.weights.layers) * len(tiles))
         return x
@@ -84,14 +86,6 @@ class Model:
         q = np.empty((config.num_attention_heads, t, config.head_dim), np.float32)
         k, v = np.empty((2, config.num_key_value_heads, t, config.head_dim), np.float32)
         return q, k, v
-
-    def _project(self, weights: LayerWeights, x: np.ndarray, cos: np.ndarray, sin: np.ndarray,
-                 q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
-        """Write the query, key and value rows of hidden states x `[t, hidden]`."""
-        eps = self.config.rms_norm_eps
-        stacked = linear(rms_norm(x, weights.input_norm, eps), weights.qkv_proj)
-        split_heads(stacked.reshape(len(x), -1, self.config.head_dim),
-                    weights.q_norm, weights.k_norm, eps, cos, sin, q, k, v)
 
 
 def rows_of(matrix: Matrix, ids: Sequence[int]) -> np.ndarray:

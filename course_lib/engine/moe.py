@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from course_lib.engine.config import MoEConfig
-from course_lib.engine.layers import linear, softmax, swiglu
+from course_lib.engine.layers import add_swiglu, linear, rms_norm, softmax, swiglu
 from course_lib.engine.weights import DenseMLP, MoELayer
 
 
-def feed_forward(h: np.ndarray, mlp: DenseMLP | MoELayer, moe: MoEConfig | None) -> np.ndarray:
-    """The MLP of normed rows `[t, hidden]`; `moe` says how a MoELayer chooses."""
+def add_feed_forward(x: np.ndarray, gain: np.ndarray, eps: float, mlp: DenseMLP | MoELayer,
+                     moe: MoEConfig | None) -> None:
+    """Add to rows x `[t, hidden]` the MLP of them normed; `moe` says how a MoELayer chooses."""
     if isinstance(mlp, MoELayer):
         assert moe is not None  # weights are loaded by this config
-        return mixture(h, mlp, moe)
-    return swiglu(h, mlp.gate_up_proj, mlp.down_proj)
+        x += mixture(rms_norm(x, gain, eps), mlp, moe)
+    else:
+        add_swiglu(x, gain, eps, mlp.gate_up_proj, mlp.down_proj)
 
 
 def route(h: np.ndarray, router: np.ndarray, moe: MoEConfig) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@
 #include "prefill.h"
 #include "quantize.h"
 #include "selection.h"
+#include "steps.h"
 
 struct kernels {
     const char *name;
@@ -19,6 +20,7 @@ struct kernels {
     const struct prefill_kernels *prefill;
     const struct layer_kernels *layers;
     const struct linear_kernels *linear;
+    const struct step_kernels *steps;
     const struct pack_kernels *pack;
     const struct measure_kernels *measure;
 };

@@ -24,6 +24,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum weight_kind { Q8_0, Q4_0, FLOAT32 };
+
+/* Weights [rows, cols] of any kind; `scales` is NULL for float32. */
+struct weight_matrix {
+    enum weight_kind kind;
+    const void *codes;
+    const uint16_t *scales;
+    ptrdiff_t rows, cols;
+};
+
 /* All but quantize_activations return 0 where memory for the copy of x is missing, else 1. x must
  * be finite, cols of a quantized product a multiple of 32; rows and n are at least 1. */
 struct linear_kernels {

@@ -1,7 +1,5 @@
 /* x . w for weights in blocks of 32 columns, Q8_0 and Q4_0, packed in panels of 16 rows. */
 
-enum weight_kind { Q8_0, Q4_0 };
-
 /* So many bytes of quantized x at a time. */
 enum { BLOCK_BATCH_BYTES = 1 << 21 };
 

@@ -25,6 +25,31 @@ void parallel_for(ptrdiff_t count, int threads, piece_of_work run, void *context
         run(context, i, 0);
 }
 
+void parallel_stages(const struct stage *stages, int count, int threads, void *context)
+{
+#ifdef _OPENMP
+    if (threads > 1) {
+#pragma omp atomic
+        regions++;
+#pragma omp parallel num_threads(threads)
+        for (int s = 0; s < count; s++) {
+            if (s) {
+#pragma omp barrier
+            }
+#pragma omp for schedule(dynamic, 1) nowait
+            for (ptrdiff_t i = 0; i < stages[s].count; i++)
+                stages[s].run(context, i, omp_get_thread_num());
+        }
+        return;
+    }
+#else
+    (void)threads;
+#endif
+    for (int s = 0; s < count; s++)
+        for (ptrdiff_t i = 0; i < stages[s].count; i++)
+            stages[s].run(context, i, 0);
+}
+
 double worth_a_thread = 1 << 20;  /* some 30 to 100 microseconds */
 
 int useful_threads(double multiply_adds, int threads)

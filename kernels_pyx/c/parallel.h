@@ -13,6 +13,16 @@ typedef void (*piece_of_work)(void *context, ptrdiff_t index, int thread);
 /* Run pieces 0 to count - 1, on at most `threads` threads; on one where OpenMP is missing. */
 void parallel_for(ptrdiff_t count, int threads, piece_of_work run, void *context);
 
+/* Some pieces of which none needs another. */
+struct stage {
+    ptrdiff_t count;
+    piece_of_work run;
+};
+
+/* Run the pieces of each stage after all of the stage before, on threads that are started once:
+ * between two stages they wait for each other, which takes less than to start them. */
+void parallel_stages(const struct stage *stages, int count, int threads, void *context);
+
 /* How many of `threads` a call of so many multiply-adds is worth: 1 where it would be done before
  * a second thread is awake. On a busy machine waiting for that one costs milliseconds. */
 int useful_threads(double multiply_adds, int threads);
@@ -20,7 +30,7 @@ int useful_threads(double multiply_adds, int threads);
 /* Multiply-adds that are worth a thread. Tests set it to 0: then small work is shared too. */
 extern double worth_a_thread;
 
-/* How often parallel_for has started more than one thread: tests ask whether it did. */
+/* How often a call has started more than one thread: tests ask whether it did. */
 long parallel_regions(void);
 
 /* 1 if the build can use more than one thread. */

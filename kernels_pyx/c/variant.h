@@ -11,6 +11,7 @@
 #include "prefill.c"
 #include "layers.c"
 #include "linear.c"
+#include "steps.c"
 #include "pack.c"
 #include "measure.c"
 
@@ -23,6 +24,7 @@
         .prefill = &prefill_kernels,                                                               \
         .layers = &layer_kernels,                                                                  \
         .linear = &linear_kernels,                                                                 \
+        .steps = &step_kernels,                                                                    \
         .pack = &pack_kernels,                                                                 \
         .measure = &measure_kernels,                                                               \
     }

@@ -350,6 +350,65 @@ def quantize_activations(bits, n, blocks, exponent):
             outputs(out_q=(np.int8, (n, 32 * blocks)), out_scale=(F32, (n, blocks))))
 
 
+# --- steps of a layer, of one token --------------------------------------------------------------
+
+
+def weights(bits, name, rows, cols, kind):
+    """Weights of one kind, 0 for Q8_0, 1 for float32, 2 for Q4_0, of about unit gain."""
+    if kind == 1:
+        return {name: bits.floats((rows, cols), -(cols.bit_length() // 2)), f"{name}_scales": None}
+    dtype, width = (np.int8, 8) if kind == 0 else (np.uint8, 4)
+    panels, low, high = -(-rows // 16), np.iinfo(dtype).min, np.iinfo(dtype).max
+    scales = np.ldexp(bits.whole((panels, cols // 32, 16), -1023, 1023).astype(F32), -20)
+    return {name: bits.whole((panels, cols // 32 * width, 16, 4), low, high, dtype),
+            f"{name}_scales": scales.astype(np.float16)}
+
+
+@maker(*(dict(heads=2, kv_heads=1, d16=1, blocks=2, kind=0, gains=3, exponent=0) | change
+         for change in (
+             {}, dict(kind=1), dict(kind=2), dict(gains=0), dict(gains=1, kind=1), dict(gains=2),
+             dict(heads=16, kv_heads=8, d16=8, blocks=5), dict(heads=3, kv_heads=3, d16=3, kind=2),
+             dict(d16=4, blocks=130, kind=1), dict(exponent=-30), dict(exponent=30, kind=1))),
+       heads=(1, 5), kv_heads=(1, 3), d16=(1, 5), blocks=(1, 5), kind=(0, 2), gains=(0, 3),
+       exponent=(-30, 30))
+def attention_input(bits, heads, kv_heads, d16, blocks, kind, gains, exponent):
+    """`gains`: 1 for that of q, 2 for that of k, 3 for both."""
+    d, cols = 16 * d16, 32 * blocks
+    return (dict(x=bits.floats((1, cols), exponent, 2), gain=bits.floats(cols, 1), eps=2.0**-20,
+                 **weights(bits, "w", (heads + 2 * kv_heads) * d, cols, kind),
+                 q_gain=bits.floats(d, 1) if gains & 1 else None,
+                 k_gain=bits.floats(d, 1) if gains & 2 else None,
+                 cos=bits.floats((1, d // 2)), sin=bits.floats((1, d // 2))),
+            outputs(q=(F32, (heads, 1, d)), k=(F32, (kv_heads, 1, d)), v=(F32, (kv_heads, 1, d))))
+
+
+@maker(*(dict(rows=37, blocks=2, kind=0, exponent=0) | change for change in (
+    {}, dict(kind=1), dict(kind=2), dict(rows=1), dict(rows=16), dict(rows=300, blocks=3),
+    dict(rows=300, kind=2), dict(rows=300, blocks=130, kind=1), dict(exponent=-30),
+    dict(exponent=30, kind=1))),
+       rows=(1, 70), blocks=(1, 5), kind=(0, 2), exponent=(-30, 30))
+def attention_output(bits, rows, blocks, kind, exponent):
+    """x is added to: it is an argument that receives the result."""
+    inputs = dict(context=bits.floats((1, 32 * blocks), exponent, 2),
+                  **weights(bits, "w", rows, 32 * blocks, kind))
+    return inputs, dict(x=bits.floats((1, rows), exponent, 2))
+
+
+@maker(*(dict(blocks=2, inner=3, kind=0, other=0, exponent=0) | change for change in (
+    {}, dict(kind=1, other=1), dict(kind=2, other=2), dict(kind=1), dict(other=1),
+    dict(kind=2, inner=1), dict(blocks=1, inner=7, other=2), dict(blocks=5, inner=40),
+    dict(blocks=9, inner=20, kind=2, other=2), dict(blocks=130, inner=2, kind=1, other=1),
+    dict(blocks=2, inner=130, kind=1, other=1), dict(exponent=-30), dict(exponent=30))),
+       blocks=(1, 4), inner=(1, 6), kind=(0, 2), other=(0, 2), exponent=(-30, 30))
+def swiglu(bits, blocks, inner, kind, other, exponent):
+    """`kind` of gate and up, `other` of down. x is added to, as in attention_output."""
+    hidden, inner = 32 * blocks, 32 * inner
+    inputs = dict(gain=bits.floats(hidden, 1), eps=2.0**-20,
+                  **weights(bits, "gate_up", 2 * inner, hidden, kind),
+                  **weights(bits, "down", hidden, inner, other))
+    return inputs, dict(x=bits.floats((1, hidden), exponent, 2))
+
+
 # --- weights quantized into panels ---------------------------------------------------------------
 
 PACKED_SIZES = (dict(rows=3, blocks=2, exponent=0), dict(rows=16, blocks=1, exponent=0),

@@ -30,8 +30,8 @@ VARIANT = next(iter(kernels_pyx.VARIANTS), "")
 """The variant that runs here; wrong arguments never reach the C code, so one is enough for them."""
 REFUSED, SAME, EITHER = "refused", "same result", "refused or any result"
 OPTIONAL = {"importance", "importance_from_row", "samples", "sample_scale", "q_gain", "k_gain"}
-"""What prefill_attention, sparse_attention and split_heads do without."""
-VIEWS = {"split_heads": {"q", "k", "v"}}
+"""What prefill_attention, sparse_attention, split_heads and attention_input do without."""
+VIEWS = {"split_heads": {"q", "k", "v"}, "attention_input": {"q", "k", "v"}}
 """Outputs that may be views of longer heads."""
 TAKEN = "refused or the same result"
 NUMBERS = "refused, perhaps after something was written, or any result"

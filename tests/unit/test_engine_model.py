@@ -79,25 +79,27 @@ def skip_position_six(positions, *others):
 
 
 def keys_are_not_turned(*arguments):
-    layers.split_heads(*arguments)
+    correct["split_heads"](*arguments)
     *_, cos, sin, q, k, v = arguments
     k[...] = layers.rope(k.transpose(1, 0, 2), cos, -sin).transpose(1, 0, 2)
 
 
 LAYERS, MODEL = "course_lib.engine.layers", "course_lib.engine.model"
-correct = {name: getattr(layers, name) for name in ("rms_norm", "silu_mul")}
+correct = {name: getattr(layers, name) for name in ("rms_norm", "silu_mul", "split_heads")}
 SLIPS = {
     "RoPE pairs neighbours": (LAYERS, "rope", rope_neighbours),
     "a position is skipped": (MODEL, "rope_tables", skip_position_six),
-    "keys are not turned": (MODEL, "split_heads", keys_are_not_turned),
+    "keys are not turned": (LAYERS, "split_heads", keys_are_not_turned),
     "SiLU on the wrong operand": (
         LAYERS, "silu_mul", lambda gate, up: correct["silu_mul"](up, gate),
     ),
     "norm of rows forgets eps": (
-        MODEL, "rms_norm", lambda x, gain, eps: correct["rms_norm"](x, gain, 0.0),
+        LAYERS, "rms_norm",
+        lambda x, gain, eps: correct["rms_norm"](x, gain, eps if x.ndim == 3 else 0.0),
     ),
     "norm of heads forgets eps": (
-        LAYERS, "rms_norm", lambda x, gain, eps: correct["rms_norm"](x, gain, 0.0),
+        LAYERS, "rms_norm",
+        lambda x, gain, eps: correct["rms_norm"](x, gain, 0.0 if x.ndim == 3 else eps),
     ),
     "no norm of heads": (LAYERS, "rms_norm", lambda x, gain, eps: x),
 }
@@ -168,7 +170,8 @@ def test_every_array_inside_is_float32(monkeypatch):
 
         return wrapped
 
-    names = {MODEL: ("linear", "rms_norm", "rope_tables"), LAYERS: ("silu_mul", "rope")}
+    names = {MODEL: ("linear", "rms_norm", "rope_tables"),
+             LAYERS: ("linear", "rms_norm", "silu_mul", "rope")}
     for module, functions in names.items():
         for name in functions:
             monkeypatch.setattr(f"{module}.{name}", watch(getattr(layers, name)))

@@ -13,7 +13,7 @@ import kernels_pyx
 from course_lib import backend
 from course_lib.arrays import NotFiniteError
 from course_lib.engine.config import MoEConfig
-from course_lib.engine.moe import feed_forward, mixture, route
+from course_lib.engine.moe import mixture, route
 from course_lib.engine.weights import DenseMLP, MoELayer
 from course_lib.linear import PackedMatrix
 from tests.sharing import shared_among
@@ -69,7 +69,7 @@ def test_a_mixture_is_its_definition(name, norm, chosen):
     moe = replace(MOE, norm_topk_prob=norm, experts_per_token=chosen)
     layer, h = layer_of(moe), rows(20)
     with backend.using(name):
-        got = feed_forward(h, layer, moe)
+        got = mixture(h, layer, moe)
     assert got.dtype == F32
     expected = np.array([literal(x, layer, moe) for x in h])
     # Sums of 32 products thrice, one inside the other, of numbers of about the result's size.
