@@ -137,10 +137,18 @@ def require_memory(config: ModelConfig, kind: str, path: Path) -> None:
     )
 
 
-def require_context(config: ModelConfig, kv: str, tokens: int) -> None:
-    """CourseError unless a context of `tokens` fits beside the weights, which are there already."""
+def require_context(config: ModelConfig, kv: str, tokens: int, *, chunk: int | None = None,
+                    offloaded: bool = False) -> None:
+    """CourseError unless a context of `tokens` fits beside the weights, which are there already.
+
+    chunk: of a prefill in chunks, which needs the scratch memory of one, and beside the cache the
+    float32 rows of all, unless they are offloaded.
+    """
     free = memory.available()
-    least = cache_bytes(config, kv, tokens) + scratch_bytes(config, kv, tokens)
+    at_once = tokens if chunk is None else min(tokens, chunk)
+    least = cache_bytes(config, kv, tokens) + scratch_bytes(config, kv, at_once)
+    if chunk is not None and not offloaded:
+        least += cache_bytes(config, "f32", tokens)
     if free is not None and least > free:
         kinder = "use --kv q8 or a shorter context" if kv == "f32" else "use a shorter context"
         raise CourseError(

@@ -23,8 +23,8 @@ class PromptCache:
     Rows are used again that have, on the compiled kernels, the bits of a prefill of the whole
     prompt: those of exact prefill, however it was cut, and of exact decode in float32. (Decode
     multiplies q8 rows before it scales them, prefill after.) A prompt whose importance is wanted,
-    or which is prefilled sparsely, is always run as a whole: its importance sums over all queries,
-    and a sparse row depends on its mini-batch.
+    or which is prefilled sparsely or by a policy, is always run as a whole: its importance sums
+    over all queries, and such a row depends on its mini-batch or chunk.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,8 @@ class PromptCache:
 
 
 def _exact(importance: str, options: dict) -> bool:
-    return importance == "none" and options.get("prefill_k") is None
+    sparse = options.get("prefill_k"), options.get("policy")
+    return importance == "none" and sparse == (None, None)
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,13 +12,16 @@ from course_lib.engine.decode import DecodeAttention, StepStats
 from course_lib.engine.model import Model
 from course_lib.kvcache import KVCache
 
+if TYPE_CHECKING:
+    from course_lib.prefill import PrefillPolicy
+
 
 class Session:
     """Made by `Engine.prefill`; every `step` feeds one token and gives the logits after it.
 
     `importance` is float32 `[prompt tokens]`, or None when it was not recorded; generated tokens
     count as zero. `logits` float32 `[vocab]`, read-only, belong to the token fed last. `last_step`
-    holds the cost of the last `step`.
+    holds the cost of the last `step`. `policy` is the one that the prompt was prefilled by, if any.
     """
 
     def __init__(self, model: Model, cache: KVCache, block_size: int):
@@ -27,6 +31,7 @@ class Session:
         self.importance: np.ndarray | None = None
         self.logits = np.empty(0, dtype=np.float32)
         self.last_step: StepStats | None = None
+        self.policy: PrefillPolicy | None = None
 
     def __len__(self) -> int:
         return self.cache.length
@@ -46,6 +51,7 @@ class Session:
         other = Session(self.model, self.cache.copy(), self.block_size)
         other.importance = None if self.importance is None else self.importance.copy()
         other.logits, other.last_step = self.logits.copy(), self.last_step
+        other.policy = self.policy
         return other
 
     def step(

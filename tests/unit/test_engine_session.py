@@ -549,7 +549,7 @@ def test_bad_token(engine, token):
     [
         ({"kv": "f16"}, "kv must be one of f32, q8, not 'f16'"),
         ({"importance": "last"}, "importance must be one of all_queries, last_window, none"),
-        ({"importance": None}, "importance must be one of"),
+        ({"importance": 3}, "importance must be one of"),
         ({"window": 5}, 'window needs importance="last_window"'),
         ({"importance": "last_window", "window": 0}, "window must be an integer of at least 1"),
         ({"prefill_k": 0}, "prefill_k must be an integer of at least 1 or None, not 0"),
