@@ -119,6 +119,18 @@ def test_a_server_that_is_gone_is_said(page, course, graded):
     assert kept(graded)["marks"] == []
 
 
+def test_what_was_not_saved_is_saved_when_that_works_again(review, graded):
+    review.route("**/mark", lambda route: route.abort())
+    review.keyboard.press("1")
+    expect(review.locator("#state")).to_have_text(re.compile("^NOT SAVED"))
+    review.keyboard.press("j")
+    expect(review.locator("#state")).to_have_text(re.compile("^NOT SAVED"))
+    review.unroute("**/mark")
+    review.keyboard.press("2")
+    until(review, lambda: sorted(m["points"] for m in kept(graded)["marks"]) == [1, 2])
+    saved(review)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_readable_at_twice_the_size(review, scheme):
     review.emulate_media(color_scheme=scheme)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import csv
+import fcntl
 import hashlib
 import io
 import json
 import secrets
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from course_lib.classroom.grading.tables import HumanMark, Key, in_order, table
 from course_lib.classroom.sealed import place_lines
 from course_lib.errors import CourseError
 
-MARKS, QUEUE, SALT = "review.json", "review.csv", ".state/salt"
+MARKS, QUEUE, SALT, LOCK = "review.json", "review.csv", ".state/salt", ".state/lock"
 COLUMNS = ("item", "id", "answer", "evidence", "source", "max", "points", "comment")
 CONTEXT = 2
 """Lines shown around a cited place."""
@@ -46,8 +48,9 @@ class Reviews:
     """The human marks of one folder of grades, kept in review.json beside the tables; `drafts` are
     comments on answers that have no points yet.
 
-    Every change is written at once, whole. Raises CourseError where the file cannot be read: it is
-    the one thing here that cannot be made again.
+    Every change is written at once, whole, onto what the file holds by then: several may mark in
+    one folder. Raises CourseError where the file cannot be read: it is the one thing here that
+    cannot be made again.
     """
 
     def __init__(self, out: Path):
@@ -55,6 +58,10 @@ class Reviews:
         self._salt = _salt(out / SALT)
         self.human: dict[Key, HumanMark] = {}
         self.drafts: dict[Key, str] = {}
+        self._read()
+
+    def _read(self) -> None:
+        self.human, self.drafts = {}, {}
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             for line in kept["marks"]:
@@ -97,17 +104,21 @@ class Reviews:
         most, key = most_of(mark), (mark.student, mark.item)
         if points is not None and not 0 <= points <= most:  # also refuses NaN
             raise CourseError(f"{mark.item} takes 0 to {most} points from a human, not {points:g}.")
-        before = dict(self.human), dict(self.drafts)
-        if points is None:
-            self.drafts[key] = comment
-        else:
-            self.human[key] = HumanMark(points, comment, digest(mark.text))
-            self.drafts.pop(key, None)
-        try:
-            self._write()
-        except OSError:
-            self.human, self.drafts = before
-            raise
+        comment = comment.encode("utf-8", "replace").decode()  # half an emoji is no character
+        with open(self.path.parent / LOCK, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._read()
+            before = dict(self.human), dict(self.drafts)
+            if points is None:
+                self.drafts[key] = comment
+            else:
+                self.human[key] = HumanMark(points, comment, digest(mark.text))
+                self.drafts.pop(key, None)
+            try:
+                self._write()
+            except OSError:
+                self.human, self.drafts = before
+                raise
 
     def flagged(self, marks: Iterable[ItemMark]) -> list[ItemMark]:
         """The marks with "resubmitted" where an answer changed after a human had marked it."""
@@ -219,6 +230,7 @@ def merge_csv(reviews: Reviews, marks: Iterable[ItemMark], text: str) -> Merged:
 
 
 def _rows(text: str) -> list[dict[str, str]]:
+    csv.field_size_limit(sys.maxsize)  # an answer may be longer than 131,072 characters
     try:
         dialect: Any = csv.Sniffer().sniff(text.splitlines()[0], ",;\t") if text.strip() else None
         rows = list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""),

@@ -91,6 +91,23 @@ def test_marks_are_kept_at_once_and_leave_the_queue(tmp_path):
     assert Reviews(tmp_path).human["ann", "d10.b2"].points == 1.5
 
 
+def test_two_who_mark_in_one_folder_keep_each_others_marks(tmp_path):
+    one, two = Reviews(tmp_path), Reviews(tmp_path)
+    one.give(MARKS[0], 1, "one")
+    two.give(MARKS[1], 2, "two")
+    one.give(MARKS[2], None, "draft")
+    again = Reviews(tmp_path)
+    assert {key: m.points for key, m in again.human.items()} == {
+        ("ann", "d10.b2"): 1, ("bob", "d10.b2"): 2}
+    assert again.drafts == {("王小明", "d10.b2"): "draft"}
+
+
+def test_half_an_emoji_in_a_comment_is_kept_as_a_question_mark(tmp_path):
+    reviews = Reviews(tmp_path)
+    reviews.give(MARKS[0], 1, "fine \ud83d")
+    assert Reviews(tmp_path).human["ann", "d10.b2"].comment == "fine ?"
+
+
 def test_a_comment_without_points_is_a_draft(tmp_path):
     reviews = Reviews(tmp_path)
     reviews.give(MARKS[0], None, "hm")
@@ -142,6 +159,14 @@ def test_a_filled_table_is_merged(tmp_path, delimiter):
     assert (merged.taken, merged.kept) == (2, [])
     assert {key: m.points for key, m in reviews.human.items()} == {
         ("ann", "d10.b2"): 1.5, ("王小明", "d10.b2"): 2}
+
+
+def test_a_table_with_a_very_long_answer_is_merged(tmp_path):
+    reviews = Reviews(tmp_path)
+    table = filled(queue_csv(reviews.queue(MARKS)), Because=("1", ""))
+    before = csv.field_size_limit(131_072)
+    assert merge_csv(reviews, MARKS, table + f"d10.b2,q,{'x' * 200_000},,,,,\n").taken == 1
+    csv.field_size_limit(before)
 
 
 def test_a_humans_mark_is_not_overwritten_by_a_table(tmp_path):
