@@ -28,18 +28,20 @@ struct prefill_scratch {
 
 struct prefill_work {
     const struct prefill_input *in;
+    int keys_apart;  /* whether packed keys and padded values are not in the threads' scratch */
     ptrdiff_t importance_from, padded, tokens, heads_per_piece;
     float *out, *importance, *scratch;
     size_t scratch_size;
     ptrdiff_t *status;  /* one per head */
 };
 
-static size_t prefill_scratch_size(const struct prefill_input *in)
+static size_t prefill_scratch_size(const struct prefill_input *in, int keys_apart)
 {
     size_t padded = (size_t)tile_round_up(in->d, 16);
     size_t tokens = (size_t)tile_round_up(in->n, TILE_KEYS);
-    return tokens * padded + (in->d % 16 ? (size_t)in->n * padded : 0) + PREFILL_BAND * padded
-           + PREFILL_BAND * tokens + PREFILL_BAND * padded + TILE_SCRATCH;
+    size_t rows = keys_apart ? 0 : tokens * padded + (in->d % 16 ? (size_t)in->n * padded : 0);
+    return rows + PREFILL_BAND * padded + PREFILL_BAND * tokens + PREFILL_BAND * padded
+           + TILE_SCRATCH;
 }
 
 static struct prefill_scratch prefill_scratch_of(const struct prefill_work *work, int thread)
@@ -47,17 +49,19 @@ static struct prefill_scratch prefill_scratch_of(const struct prefill_work *work
     const struct prefill_input *in = work->in;
     struct prefill_scratch s;
     s.keys = work->scratch + (size_t)thread * work->scratch_size;
-    s.values = s.keys + work->tokens * work->padded;
-    s.queries = s.values + (in->d % 16 ? in->n * work->padded : 0);
+    s.values = s.keys + (work->keys_apart ? 0 : work->tokens * work->padded);
+    s.queries = s.values + (in->d % 16 && !work->keys_apart ? in->n * work->padded : 0);
     s.scores = s.queries + PREFILL_BAND * work->padded;
     s.out = s.scores + PREFILL_BAND * work->tokens;
     s.waiting = s.out + PREFILL_BAND * work->padded;
     return s;
 }
 
+struct softmax_sum { float largest, total; };  /* of the scores; of their exp(score - largest) */
+
 /* Make the weights of a row from its n > 0 scores, in place; there is room for whole vectors.
  * Returns a token whose score is not finite, or PREFILL_DONE. */
-static ptrdiff_t prefill_softmax(float *scores, ptrdiff_t n)
+static ptrdiff_t prefill_softmax(float *scores, ptrdiff_t n, struct softmax_sum *sum)
 {
     ptrdiff_t end = tile_round_up(n, 16);
     v16 largest = v16_set(scores[0]), total = v16_set(0.0f);
@@ -82,7 +86,9 @@ static ptrdiff_t prefill_softmax(float *scores, ptrdiff_t n)
         total = v16_add(total, e);
         v16_store(scores + t, e);
     }
-    total = v16_set(v16_sum(total));
+    sum->largest = v16_max_lane(largest);
+    sum->total = v16_sum(total);
+    total = v16_set(sum->total);
     for (ptrdiff_t t = 0; t < end; t += 16)
         v16_store(scores + t, v16_div(v16_load(scores + t), total));
     return PREFILL_DONE;
@@ -166,6 +172,35 @@ static void band_outputs(const struct prefill_work *work, const struct prefill_s
     }
 }
 
+/* Pack the tiles of a band of `rows` queries. */
+static void prefill_pack_band(const struct prefill_work *work, const struct prefill_scratch *s,
+                              const float *q, ptrdiff_t rows)
+{
+    ptrdiff_t d = work->in->d;
+    memset(s->queries, 0, (size_t)(PREFILL_BAND * work->padded) * sizeof *s->queries);
+    for (ptrdiff_t r = 0; r < rows; r++)
+        tile_pack_query(q + r * d, d, r % TILE_ROWS,
+                        s->queries + r / TILE_ROWS * TILE_ROWS * work->padded);
+}
+
+/* Rows of V with zeros up to whole vectors. */
+static void prefill_pad_values(const float *v, ptrdiff_t n, ptrdiff_t d, float *values)
+{
+    ptrdiff_t padded = tile_round_up(d, 16);
+    for (ptrdiff_t t = 0; t < n; t++)
+        for (ptrdiff_t j = 0; j < padded; j++)
+            values[t * padded + j] = j < d ? v[t * d + j] : 0.0f;
+}
+
+/* 1 if whole vectors of numbers are finite. */
+static int prefill_finite(const float *x, ptrdiff_t padded)
+{
+    int bad = 0;
+    for (ptrdiff_t j = 0; j < padded; j += 16)
+        bad |= v16_not_finite(v16_load(x + j));
+    return !bad;
+}
+
 /* One query head, band after band; the keys are packed. */
 static ptrdiff_t prefill_head(const struct prefill_work *work, const struct prefill_scratch *s,
                               const float *values, ptrdiff_t head)
@@ -176,15 +211,13 @@ static ptrdiff_t prefill_head(const struct prefill_work *work, const struct pref
     for (ptrdiff_t first = 0; first < in->rows; first += PREFILL_BAND) {
         ptrdiff_t rows = in->rows - first < PREFILL_BAND ? in->rows - first : PREFILL_BAND;
         const int64_t *visible = in->visible + first;
-        memset(s->queries, 0, (size_t)(PREFILL_BAND * work->padded) * sizeof *s->queries);
-        for (ptrdiff_t r = 0; r < rows; r++)
-            tile_pack_query(q + (first + r) * in->d, in->d, r % TILE_ROWS,
-                       s->queries + r / TILE_ROWS * TILE_ROWS * work->padded);
+        struct softmax_sum sum;
+        prefill_pack_band(work, s, q + first * in->d, rows);
         band_scores(work, s, visible, rows);
         for (ptrdiff_t r = 0; r < rows; r++) {
             float *weights = s->scores + r * work->tokens;
             ptrdiff_t n = (ptrdiff_t)visible[r];
-            ptrdiff_t bad = n ? prefill_softmax(weights, n) : PREFILL_DONE;
+            ptrdiff_t bad = n ? prefill_softmax(weights, n, &sum) : PREFILL_DONE;
             if (bad != PREFILL_DONE)
                 return bad;
             if (work->importance && first + r >= work->importance_from)
@@ -192,9 +225,8 @@ static ptrdiff_t prefill_head(const struct prefill_work *work, const struct pref
         }
         band_outputs(work, s, values, visible, rows);
         for (ptrdiff_t r = 0; r < rows; r++) {
-            for (ptrdiff_t j = 0; j < work->padded; j += 16)
-                if (v16_not_finite(v16_load(s->out + r * work->padded + j)))
-                    return PREFILL_BAD_OUTPUT;
+            if (!prefill_finite(s->out + r * work->padded, work->padded))
+                return PREFILL_BAD_OUTPUT;
             memcpy(out + (first + r) * in->d, s->out + r * work->padded,
                    (size_t)in->d * sizeof *out);
         }
@@ -213,9 +245,7 @@ static void prefill_piece(void *context, ptrdiff_t index, int thread)
     const float *values = in->v + kv_head * in->v_head_stride;
     tile_pack_keys(in->k + kv_head * in->k_head_stride, in->n, in->d, s.keys);
     if (in->d % 16) {
-        for (ptrdiff_t t = 0; t < in->n; t++)
-            for (ptrdiff_t j = 0; j < work->padded; j++)
-                s.values[t * work->padded + j] = j < in->d ? values[t * in->d + j] : 0.0f;
+        prefill_pad_values(values, in->n, in->d, s.values);
         values = s.values;
     }
     for (ptrdiff_t h = first; h < first + work->heads_per_piece; h++)
@@ -265,7 +295,7 @@ static ptrdiff_t prefill_attention(const struct prefill_input *in, ptrdiff_t imp
         .in = in, .importance_from = importance_from, .padded = tile_round_up(in->d, 16),
         .tokens = tile_round_up(in->n, TILE_KEYS), .out = out, .importance = importance,
         .heads_per_piece = in->num_kv_heads < threads ? 1 : in->num_heads / in->num_kv_heads,
-        .scratch_size = prefill_scratch_size(in),
+        .scratch_size = prefill_scratch_size(in, 0),
     };
     ptrdiff_t pieces = in->num_heads / work.heads_per_piece, result = PREFILL_NO_MEMORY;
     int used = (int)(pieces < threads ? pieces : threads);
@@ -297,8 +327,10 @@ static ptrdiff_t prefill_attention(const struct prefill_input *in, ptrdiff_t imp
 }
 
 #include "antidiagonal.c"
+#include "partial_attention.c"
 
 static const struct prefill_kernels prefill_kernels = {
     .attention = prefill_attention,
+    .partial = partial_attention,
     .antidiagonal_scores = antidiagonal_scores,
 };

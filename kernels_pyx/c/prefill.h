@@ -1,5 +1,5 @@
-/* Prefill: attention of many query rows, each over its own prefix of the KV rows; and the
- * antidiagonal scores by which prefill policies choose blocks.
+/* Prefill: attention of many query rows, each over its own prefix of the KV rows, all at once or
+ * part by part; and the antidiagonal scores by which prefill policies choose blocks.
  *
  * Query head h reads KV head h * num_kv_heads / num_heads. The numbers are defined in prefill.c. */
 #ifndef COURSE_PREFILL_H
@@ -28,6 +28,13 @@ struct prefill_kernels {
      * on added, row after row. */
     ptrdiff_t (*attention)(const struct prefill_input *in, ptrdiff_t importance_from, int threads,
                            float *out, float *importance);
+
+    /* Attention over the rows of `in`, a part of the context, merged into out[num_heads][rows][d]
+     * and lse[num_heads][rows], natural logarithms, of the parts before: zeros and -inf where there
+     * are none. Unless `reads` is NULL, query heads of KV heads whose flag is 0 are left alone.
+     * After an error `out` and `lse` hold anything. */
+    ptrdiff_t (*partial)(const struct prefill_input *in, const unsigned char *reads, int threads,
+                         float *out, double *lse);
 
     /* out[num_heads][q_rows / s][k_rows / s], where s = stride divides both:
      * out[h][m][n] = sum over i < s of q[h][m s + s - 1 - i] . k[n s + i], one dot of s * d

@@ -18,7 +18,7 @@ import sys
 from operator import index
 
 cdef dict BUFFER_FORMATS = {
-    "float32": ("f",), "float16": ("e",), "int8": ("b",), "uint8": ("B",),
+    "float32": ("f",), "float64": ("d",), "float16": ("e",), "int8": ("b",), "uint8": ("B",),
     "int32": ("i",) if sizeof(int) == 4 else ("l",),
     "int64": ("l", "q") if sizeof(long) == 8 else ("q",),
 }
@@ -27,7 +27,7 @@ cdef dict BUFFER_FORMATS = {
 cdef dict FORMAT_LETTERS = {name: ord(formats[0]) for name, formats in BUFFER_FORMATS.items()}
 cdef str NATIVE_ORDER = "<" if sys.byteorder == "little" else ">"
 cdef dict STANDARD_FORMATS = {
-    "float32": "f", "float16": "e", "int8": "b", "uint8": "B", "int32": "il", "int64": "q",
+    "float32": "f", "float64": "d", "float16": "e", "int8": "b", "uint8": "B", "int32": "il", "int64": "q",
 }
 
 

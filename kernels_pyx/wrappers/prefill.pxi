@@ -1,4 +1,4 @@
-# Prefill attention and antidiagonal scores.
+# Prefill attention, whole or part by part, and antidiagonal scores.
 
 from libc.stdint cimport INTPTR_MAX as LARGEST_INDEX
 
@@ -22,6 +22,8 @@ cdef extern from "prefill.h":
     cdef struct prefill_kernels:
         ptrdiff_t attention(const prefill_input *input, ptrdiff_t importance_from, int threads,
                             float *out, float *importance) nogil
+        ptrdiff_t partial(const prefill_input *input, const unsigned char *reads, int threads,
+                          float *out, double *lse) nogil
         ptrdiff_t antidiagonal_scores(const float *q, ptrdiff_t num_heads, ptrdiff_t q_rows,
                                       const float *k, ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
                                       ptrdiff_t k_head_stride, ptrdiff_t d, ptrdiff_t stride,
@@ -32,6 +34,16 @@ cdef int require_heads(ptrdiff_t num_heads, ptrdiff_t num_kv_heads) except -1:
     """ValueError unless there are query heads that divide over the KV heads."""
     if num_heads == 0 or num_kv_heads == 0 or num_heads % num_kv_heads:
         raise ValueError(f"the {num_heads} heads of q must divide over the {num_kv_heads} of k")
+    return 0
+
+
+cdef int require_visible(const prefill_input *input) except -1:
+    """ValueError unless every row reads tokens that are there."""
+    cdef ptrdiff_t i
+    for i in range(input.rows):
+        if not 0 <= input.visible[i] <= input.n:
+            raise ValueError(f"visible must be 0 to {input.n}, the tokens of k; row {i} has "
+                             f"{input.visible[i]}")
     return 0
 
 
@@ -57,7 +69,7 @@ def prefill_attention(Variant variant not None, q, k, v, visible, out, importanc
     cdef Private prefixes
     cdef prefill_input input
     cdef ptrdiff_t first = whole(importance_from_row, "importance_from_row", 0, LARGEST_INDEX)
-    cdef ptrdiff_t i, status
+    cdef ptrdiff_t status
     cdef float *sums = NULL
     cdef int threads = num_threads
     input.num_heads, input.rows, input.d = queries.size(0), queries.size(1), queries.size(2)
@@ -80,10 +92,7 @@ def prefill_attention(Variant variant not None, q, k, v, visible, out, importanc
     prefixes = Private(seen)
     input.v, input.visible = <const float *>values.view.buf, <const int64_t *>prefixes.data
     input.k_head_stride, input.v_head_stride = keys.head_stride(), values.head_stride()
-    for i in range(input.rows):
-        if not 0 <= input.visible[i] <= input.n:
-            raise ValueError(f"visible must be 0 to {input.n}, the tokens of k; row {i} has "
-                             f"{input.visible[i]}")
+    require_visible(&input)
     if input.rows == 0:
         return
     with nogil:
@@ -95,6 +104,68 @@ def prefill_attention(Variant variant not None, q, k, v, visible, out, importanc
         raise ValueError("the output is not finite; a V row is bad")
     if status == PREFILL_NO_MEMORY:
         raise MemoryError(f"prefill attention over {input.n} tokens")
+
+
+@operation
+def partial_attention(Variant variant not None, q, k, v, visible, reads, out, lse):
+    """Attention of query rows over a part of the context, merged into that of the parts before.
+
+    q, k, v and visible as in prefill_attention; reads uint8 [num_kv_heads] or None: the query
+    heads of a KV head whose flag is 0 are left as they are. out float32 [num_heads, rows, d] and
+    lse float64 [num_heads, rows], natural logarithms, hold the parts before, zeros and -inf where
+    there are none, and receive the merged ones. ValueError for a score or output that is not
+    finite, when out and lse may be written in part, and, with nothing written, for an lse that is
+    NaN or +inf, shapes that disagree and outputs that share memory; TypeError for a wrong dtype.
+    """
+    cdef Array queries = Array(q, "q", "float32", 3)
+    cdef Array keys = Array(k, "k", "float32", 3, False, True)
+    cdef Array values = Array(v, "v", "float32", 3, False, True)
+    cdef Array seen = Array(visible, "visible", "int64", 1)
+    cdef Array result = Array(out, "out", "float32", 3, True)
+    cdef Array sums = Array(lse, "lse", "float64", 2, True)
+    cdef Array flags
+    cdef Private prefixes
+    cdef prefill_input input
+    cdef ptrdiff_t i, status
+    cdef const unsigned char *reading = NULL
+    cdef double *logarithms = <double *>sums.view.buf
+    cdef int threads = num_threads
+    input.num_heads, input.rows, input.d = queries.size(0), queries.size(1), queries.size(2)
+    input.num_kv_heads, input.n = keys.size(0), keys.size(1)
+    if input.d == 0:
+        raise ValueError("q must have at least one value a row")
+    require_heads(input.num_heads, input.num_kv_heads)
+    keys.require_shape((input.num_kv_heads, input.n, input.d), "with rows as long as those of q")
+    values.require_shape((input.num_kv_heads, input.n, input.d), "like k")
+    seen.require_shape((input.rows,), "to have one number for each row of q")
+    result.require_shape((input.num_heads, input.rows, input.d), "like q")
+    sums.require_shape((input.num_heads, input.rows), "to have one number for each row of q")
+    if reads is None:
+        apart((result, sums), (queries, keys, values, seen))
+    else:
+        flags = Array(reads, "reads", "uint8", 1)
+        flags.require_shape((input.num_kv_heads,), "to have one flag for each head of k")
+        apart((result, sums), (queries, keys, values, seen, flags))
+        reading = <const unsigned char *>flags.view.buf
+    input.q, input.k = <const float *>queries.view.buf, <const float *>keys.view.buf
+    prefixes = Private(seen)
+    input.v, input.visible = <const float *>values.view.buf, <const int64_t *>prefixes.data
+    input.k_head_stride, input.v_head_stride = keys.head_stride(), values.head_stride()
+    require_visible(&input)
+    for i in range(input.num_heads * input.rows):
+        if not logarithms[i] < INFINITY:
+            raise ValueError("lse must not hold NaN or +inf; -inf is a row without tokens so far")
+    if input.rows == 0 or input.n == 0:
+        return
+    with nogil:
+        status = variant.c.prefill.partial(&input, reading, threads, <float *>result.view.buf,
+                                           logarithms)
+    if status >= 0:
+        raise ValueError(f"the score of K row {status} is not finite; the row or its query is bad")
+    if status == PREFILL_BAD_OUTPUT:
+        raise ValueError("the output is not finite; a V row is bad")
+    if status == PREFILL_NO_MEMORY:
+        raise MemoryError(f"partial attention over {input.n} tokens")
 
 
 @operation

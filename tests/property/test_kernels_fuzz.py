@@ -29,8 +29,10 @@ each_operation = pytest.mark.parametrize("operation", OPERATIONS)
 VARIANT = next(iter(kernels_pyx.VARIANTS), "")
 """The variant that runs here; wrong arguments never reach the C code, so one is enough for them."""
 REFUSED, SAME, EITHER = "refused", "same result", "refused or any result"
-OPTIONAL = {"importance", "importance_from_row", "samples", "sample_scale", "q_gain", "k_gain"}
-"""What prefill_attention, sparse_attention, split_heads and attention_input do without."""
+OPTIONAL = {"importance", "importance_from_row", "reads", "samples", "sample_scale", "q_gain",
+            "k_gain"}
+"""What prefill_attention, partial_attention, sparse_attention, split_heads and attention_input do
+without."""
 VIEWS = {"split_heads": {"q", "k", "v"}, "attention_input": {"q", "k", "v"}}
 """Outputs that may be views of longer heads."""
 TAKEN = "refused or the same result"

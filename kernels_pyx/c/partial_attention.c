@@ -1,0 +1,205 @@
+/* Attention over a part of the context, merged into that of the parts before. A row's part is
+ *
+ *     score, e, weight, out   as in prefill.c, over the tokens of this part
+ *     lse = (double)(max of scores) + ln(sum of e)
+ *
+ * and two parts (o1, l1) and (o2, l2), with M = max(l1, l2), make, in double,
+ *
+ *     a = exp(l1 - M), b = exp(l2 - M), total = a + b
+ *     out = (float)(a / total) * o1 + (float)(b / total) * o2     in float, not fused
+ *     lse = M + ln(total)
+ *
+ * A part without tokens, of lse -inf, changes nothing; what is merged into nothing is copied. exp
+ * and ln use + - * / alone, so their bits are the same everywhere; NumPy does the same steps. */
+
+enum { PARTIAL_ROWS = 4 * PREFILL_BAND };  /* of a piece of work: one query head's */
+
+/* Neither function has a branch: compilers make vectors of a loop over a band's rows. */
+
+static inline double partial_exp(double x)  /* of x <= 0; 0 below -700 and for NaN */
+{
+    const double magic = 6755399441055744.0;  /* 1.5 * 2^52: there doubles are the integers */
+    double at_least = x >= -700.0 ? x : -701.0;
+    double whole = at_least * 1.4426950408889634 + magic, n = whole - magic, total = 1.0, power;
+    double r = (at_least - n * 0x1.62e42fee00000p-1) - n * 0x1.a39ef35793c76p-33;
+    UNROLL for (int i = 13; i >= 1; i--)
+        total = total * (r * (1.0 / i)) + 1.0;
+    uint64_t bits;
+    memcpy(&bits, &whole, sizeof bits);  /* its low bits are those of n */
+    bits = (bits + 1023) << 52;
+    memcpy(&power, &bits, sizeof power);
+    return x >= -700.0 ? total * power : 0.0;
+}
+
+static inline double partial_ln(double x)  /* of x >= 1; the series of log2_of in rope_tables.c */
+{
+    uint64_t bits, high;
+    double m, exponent;
+    memcpy(&bits, &x, sizeof bits);
+    high = bits >> 52 | 0x4330000000000000;  /* 2^52 + the biased exponent, as a double */
+    memcpy(&exponent, &high, sizeof exponent);
+    bits = (bits & 0xfffffffffffff) | 0x3fe0000000000000;
+    memcpy(&m, &bits, sizeof m);  /* 1/2 <= m < 1 */
+    exponent -= 4503599627370496.0 + 1022.0 + (m < 0.7071067811865476 ? 1.0 : 0.0);
+    m *= m < 0.7071067811865476 ? 2.0 : 1.0;
+    double s = (m - 1.0) / (m + 1.0), square = s * s, total = 0.0;
+    UNROLL for (int i = 19; i >= 1; i -= 2)
+        total = total * square + 1.0 / i;
+    return exponent * 0.6931471805599453 + 2.0 * s * total;
+}
+
+struct partial_work {
+    struct prefill_work prefill;  /* its scratch: of each thread, without keys and values */
+    const unsigned char *reads;   /* NULL or [num_kv_heads] */
+    float *keys;                  /* [num_kv_heads][tokens][padded], packed */
+    float *values;                /* [num_kv_heads][n][padded] where d is no whole vectors */
+    ptrdiff_t bands;              /* pieces of a query head */
+    double *lse;                  /* [num_heads][rows] */
+};
+
+static int partial_is_read(const struct partial_work *work, ptrdiff_t kv_head)
+{
+    return work->reads == NULL || work->reads[kv_head];
+}
+
+static void partial_pack(void *context, ptrdiff_t kv_head, int thread)
+{
+    (void)thread;
+    const struct partial_work *work = context;
+    const struct prefill_input *in = work->prefill.in;
+    ptrdiff_t padded = work->prefill.padded;
+    if (!partial_is_read(work, kv_head))
+        return;
+    tile_pack_keys(in->k + kv_head * in->k_head_stride, in->n, in->d,
+                   work->keys + kv_head * work->prefill.tokens * padded);
+    if (in->d % 16)
+        prefill_pad_values(in->v + kv_head * in->v_head_stride, in->n, in->d,
+                           work->values + kv_head * in->n * padded);
+}
+
+/* What merging a band of parts takes: the weights of what was there and of the part. */
+struct partial_weights {
+    float before[PREFILL_BAND], part[PREFILL_BAND];
+};
+
+/* Merge a band's LSEs into those that came before, and find the weights. */
+static void partial_merge_lse(const double *part, ptrdiff_t rows, double *lse,
+                              struct partial_weights *weights)
+{
+    double merged[PREFILL_BAND];
+    for (ptrdiff_t r = 0; r < rows; r++) {
+        double largest = lse[r] > part[r] ? lse[r] : part[r];
+        double first = partial_exp(lse[r] - largest), second = partial_exp(part[r] - largest);
+        double total = first + second;
+        weights->before[r] = (float)(first / total);
+        weights->part[r] = (float)(second / total);
+        merged[r] = largest + partial_ln(total);
+    }
+    for (ptrdiff_t r = 0; r < rows; r++)
+        lse[r] = part[r] == -INFINITY ? lse[r] : lse[r] == -INFINITY ? part[r] : merged[r];
+}
+
+static void partial_merge_row(const float *part, float weight_before, float weight, ptrdiff_t d,
+                              float *out)
+{
+    v16 a = v16_set(weight_before), b = v16_set(weight);
+    ptrdiff_t j = 0;
+    for (; j + 16 <= d; j += 16)
+        v16_store(out + j, v16_add(v16_mul(a, v16_load(out + j)), v16_mul(b, v16_load(part + j))));
+    if (j < d)
+        v16_store_part(out + j, v16_add(v16_mul(a, v16_load_part(out + j, d - j)),
+                                        v16_mul(b, v16_load_part(part + j, d - j))), d - j);
+}
+
+/* Some rows of one query head, band after band. */
+static void partial_piece(void *context, ptrdiff_t index, int thread)
+{
+    struct partial_work *all = context;
+    const struct prefill_work *work = &all->prefill;
+    const struct prefill_input *in = work->in;
+    ptrdiff_t head = index / all->bands, kv_head = head * in->num_kv_heads / in->num_heads;
+    ptrdiff_t first = index % all->bands * PARTIAL_ROWS;
+    ptrdiff_t end = first + PARTIAL_ROWS < in->rows ? first + PARTIAL_ROWS : in->rows;
+    struct prefill_scratch s = prefill_scratch_of(work, thread);
+    const float *values = in->d % 16 ? all->values + kv_head * in->n * work->padded
+                                     : in->v + kv_head * in->v_head_stride;
+    work->status[index] = PREFILL_DONE;
+    if (!partial_is_read(all, kv_head))
+        return;
+    s.keys = all->keys + kv_head * work->tokens * work->padded;
+    for (; first < end; first += PREFILL_BAND) {
+        ptrdiff_t rows = end - first < PREFILL_BAND ? end - first : PREFILL_BAND;
+        const int64_t *visible = in->visible + first;
+        double part_lse[PREFILL_BAND], *lse = all->lse + head * in->rows + first;
+        struct softmax_sum sums[PREFILL_BAND];
+        struct partial_weights weights;
+        unsigned char fresh[PREFILL_BAND];
+        prefill_pack_band(work, &s, in->q + (head * in->rows + first) * in->d, rows);
+        band_scores(work, &s, visible, rows);
+        for (ptrdiff_t r = 0; r < rows; r++) {
+            sums[r].largest = -INFINITY, sums[r].total = 1.0f;
+            ptrdiff_t bad = visible[r] == 0 ? PREFILL_DONE : prefill_softmax(
+                s.scores + r * work->tokens, (ptrdiff_t)visible[r], &sums[r]);
+            if (bad != PREFILL_DONE) {
+                work->status[index] = bad;
+                return;
+            }
+        }
+        for (ptrdiff_t r = 0; r < rows; r++)
+            part_lse[r] = (double)sums[r].largest + partial_ln((double)sums[r].total);
+        for (ptrdiff_t r = 0; r < rows; r++)
+            fresh[r] = lse[r] == -INFINITY;
+        partial_merge_lse(part_lse, rows, lse, &weights);
+        band_outputs(work, &s, values, visible, rows);
+        for (ptrdiff_t r = 0; r < rows; r++) {
+            const float *part = s.out + r * work->padded;
+            float *out = work->out + (head * in->rows + first + r) * in->d;
+            if (!prefill_finite(part, work->padded)) {
+                work->status[index] = PREFILL_BAD_OUTPUT;
+                return;
+            }
+            if (fresh[r])
+                memcpy(out, part, (size_t)in->d * sizeof *out);
+            else if (part_lse[r] != -INFINITY)
+                partial_merge_row(part, weights.before[r], weights.part[r], in->d, out);
+        }
+    }
+}
+
+static ptrdiff_t partial_attention(const struct prefill_input *in, const unsigned char *reads,
+                                   int threads, float *out, double *lse)
+{
+    ptrdiff_t padded = tile_round_up(in->d, 16), tokens = tile_round_up(in->n, TILE_KEYS);
+    double numbers = (double)in->num_kv_heads * (double)in->n * (double)in->d;
+    double multiply_adds = 2 * (double)in->num_heads * (double)in->rows * (double)in->n
+                           * (double)in->d;
+    struct partial_work work = {
+        .prefill = {.in = in, .padded = padded, .tokens = tokens, .out = out},
+        .reads = reads, .bands = (in->rows + PARTIAL_ROWS - 1) / PARTIAL_ROWS, .lse = lse,
+    };
+    struct prefill_work *prefill = &work.prefill;
+    size_t keys = (size_t)(in->num_kv_heads * tokens * padded);
+    size_t values = in->d % 16 ? (size_t)(in->num_kv_heads * in->n * padded) : 0;
+    ptrdiff_t pieces = in->num_heads * work.bands, result = PREFILL_NO_MEMORY;
+    threads = useful_threads(multiply_adds, threads);
+    threads = (int)(pieces < threads ? pieces : threads);
+    prefill->keys_apart = 1;
+    prefill->scratch_size = prefill_scratch_size(in, 1);
+    prefill->scratch = malloc((size_t)threads * prefill->scratch_size * sizeof(float));
+    prefill->status = malloc((size_t)pieces * sizeof *prefill->status);
+    work.keys = malloc((keys + values) * sizeof(float));
+    work.values = work.keys ? work.keys + keys : NULL;
+    if (prefill->scratch && prefill->status && work.keys) {
+        /* Packing takes some 4 multiply-adds a number. */
+        parallel_for(in->num_kv_heads, useful_threads(4 * numbers, threads), partial_pack, &work);
+        parallel_for(pieces, threads, partial_piece, &work);
+        result = PREFILL_DONE;
+        for (ptrdiff_t i = pieces - 1; i >= 0; i--)
+            if (prefill->status[i] != PREFILL_DONE)
+                result = prefill->status[i];
+    }
+    free(prefill->scratch);
+    free(prefill->status);
+    free(work.keys);
+    return result;
+}
