@@ -73,9 +73,11 @@ def require_file(path: Path, *, remedy: str) -> None:
     raise CourseError(f"{path} {problem}: {remedy}")
 
 
-def one_line(error: BaseException) -> str:
-    """What `error` says, on one line; its type where it says nothing."""
-    return " ".join(str(error).split()) or type(error).__name__
+def one_line(error: BaseException, length: int = 200) -> str:
+    """What `error` says, on one line of at most `length` printable characters (a file's own words
+    may stand in it); its type where it says nothing."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())
+    return (line if len(line) <= length else line[: length - 1] + "…") or type(error).__name__
 
 
 def read_bytes(path: Path, *, remedy: str) -> bytes:

@@ -15,6 +15,8 @@ SECONDS = 10.0
 """After them a template is stopped; real ones take milliseconds."""
 MAX_CHARACTERS = 1 << 24
 """Far more than any context holds."""
+MAX_SOURCE = 1 << 18
+"""Characters of a template: real ones have some 10,000; a million take minutes to compile."""
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -23,7 +25,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     The clock is looked at in every round of a loop and at every call, so that neither nested loops
     that write nothing nor macros that call each other run on. Products and powers are checked
     before they are computed. What remains: one operation that makes something huge in another way
-    (`"%999999999d" % 1`, text doubled by `~`) takes its memory before its size is seen.
+    (`"%999999999d" % 1`, text doubled by `~`) takes its memory before its size is seen, and one
+    filter that goes over something huge takes its time.
     """
 
     intercepted_binops = frozenset({"*", "**"})
@@ -37,10 +40,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         self.filters["_timed"] = self._timed
         self.globals["raise_exception"] = _raise_exception
+        del self.globals["lipsum"]  # text at random, any amount of it
         self._deadline = 0.0
 
     def template(self, source: str) -> Template:
         """Compile `source`; any Exception means that it is not valid."""
+        if len(source) > MAX_SOURCE:
+            raise TemplateError(f"it is longer than {MAX_SOURCE} characters")
         tree = self.parse(source)
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = nodes.Filter(loop.iter, "_timed", [], [], None, None, lineno=loop.lineno)

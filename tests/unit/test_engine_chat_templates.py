@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import TemplateError
 
 from course_lib.engine import template_sandbox
 from course_lib.engine.chat import ChatTemplate
@@ -209,6 +210,13 @@ def test_a_template_that_writes_too_much_is_stopped(monkeypatch):
     more = ChatTemplate("{% for a in range(1001) %}x{% endfor %}")
     with pytest.raises(CourseError, match="writes more than 1000 characters"):
         list(more.pieces(message, [], False))
+
+
+def test_a_template_longer_than_any_is_not_compiled(monkeypatch):
+    monkeypatch.setattr(template_sandbox, "MAX_SOURCE", 10)
+    assert ChatTemplate("{{ 'x' }}y")
+    with pytest.raises(TemplateError, match="longer than 10 characters"):
+        ChatTemplate("{{ 'x' }}yz")
 
 
 @pytest.mark.parametrize("expression", [

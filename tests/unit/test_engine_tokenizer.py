@@ -298,6 +298,11 @@ def test_template_files_and_their_precedence(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
     with pytest.raises(CourseError, match="chat_template.jinja: the chat template refuses"):
         Tokenizer.from_folder(tmp_path).apply_chat_template(message)
+    hostile = "{{ raise_exception('a\u001b[31mb\n' ~ 'c' * 9999) }}"
+    (tmp_path / "chat_template.jinja").write_text(hostile)
+    with pytest.raises(CourseError, match=r"\(a \[31mb c{191}…\): change them") as error:
+        Tokenizer.from_folder(tmp_path).apply_chat_template(message)
+    assert str(error.value).isprintable()
     (tmp_path / "chat_template.jinja").unlink()
     for source in ("{% break %}", 5, {"a": 1}, ["x"], [{"name": "default"}]):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
