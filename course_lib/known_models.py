@@ -49,9 +49,12 @@ def install_command(name: str, python: str = sys.executable) -> str:
 def find_model(path: str | Path) -> Path:
     """`path` itself, or the file of the known model of that name.
 
-    What is on disk goes first. Raises CourseError for a known model that is not installed, and
-    for a lone word close to a known name.
+    What is on disk goes first. Raises CourseError for an empty name, for a known model that is not
+    installed, and for a lone word close to a known name.
     """
+    if not str(path):
+        raise CourseError("the model's name is empty: give a folder, a .gguf file or one of "
+                          f"{', '.join(KNOWN_MODELS)}")
     path = Path(path)
     name = str(path)
     if path.name != name or _is_there(path):

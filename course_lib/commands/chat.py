@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     backend.info()  # a wrong COURSE_KERNEL is said before the work, not after it
     if args.model is None:
         print(f"course: {SHIPPED}", file=sys.stderr)
-    engine = load_with_bar(args.model or MODELS / "needle-qwen3", args.weights)
+    engine = load_with_bar(
+        MODELS / "needle-qwen3" if args.model is None else args.model, args.weights)
     check_template(engine, args.think)
     talk = Conversation(
         engine, args.system, max_new_tokens=args.max_new_tokens, decode_k=args.k, kv=args.kv,

@@ -27,7 +27,8 @@ DEFAULT_MODEL = MODELS / "needle-qwen3"
 def run_local(args: argparse.Namespace, options: NeedleOptions) -> int:
     """Load, run, print; 130 if Ctrl-C left prompts or arms out."""
     backend.info()  # a wrong COURSE_KERNEL is said before the work, not after it
-    model, weights = args.model or DEFAULT_MODEL, args.weights or "f32"
+    model = DEFAULT_MODEL if args.model is None else args.model
+    weights = args.weights or "f32"
     engine = load_with_bar(model, weights)
     if args.template is None:
         options = replace(options, template=default_template(engine))

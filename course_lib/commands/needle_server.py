@@ -29,7 +29,7 @@ from course_lib.paths import relative
 
 def run_server(args: argparse.Namespace, options: NeedleOptions) -> int:
     """Ask, print; what was finished is kept after Ctrl-C (130) and after a failure (1)."""
-    model = args.model or DEFAULT_MODEL
+    model = DEFAULT_MODEL if args.model is None else args.model
     with Client(args.url, args.served_model, timeout=args.timeout or TIMEOUT) as client:
         tokenizer = open_checkpoint(model).tokenizer
         if args.template is None:

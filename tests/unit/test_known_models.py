@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from course_lib import known_models
+from course_lib.cli import main
 from course_lib.errors import CourseError
 from course_lib.known_models import KNOWN_MODELS, find_model, install_command, pip_arguments
 from course_lib.launcher import machine
@@ -77,6 +78,14 @@ def test_a_package_without_its_file_counts_as_absent(installed):
 def test_a_name_that_is_nearly_one(name):
     with pytest.raises(CourseError, match=f"{name} does not exist: did you mean smollm2"):
         find_model(name)
+
+
+def test_no_name_is_no_model():
+    """--model "$UNSET" must not run another model than the one that was meant."""
+    with pytest.raises(CourseError, match="the model's name is empty: give a folder"):
+        find_model("")
+    for argv in (["chat", "Hello"], ["needle"], ["needle", "--url", "http://127.0.0.1:1"]):
+        assert main([*argv, "--model", ""]) == 2
 
 
 def test_other_words_are_paths():
