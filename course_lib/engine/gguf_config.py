@@ -131,14 +131,17 @@ def _with_stretched_frequencies(config: ModelConfig, source: GgufSource) -> Mode
     divisors = source.rope_divisors()
     if divisors is None:
         return config
+    unknown = CourseError(
+        f"{source.path}: tensor rope_freqs.weight scales RoPE in a way that is not known: choose "
+        "another model"
+    )
+    if len(divisors) != config.head_dim // 2:  # before arrays for a head_dim that lies
+        raise unknown
     scaling = RopeScaling("llama3", float(np.max(divisors, initial=1.0)), LLAMA3_CONTEXT,
                           low_freq_factor=LLAMA3_LOW, high_freq_factor=LLAMA3_HIGH)
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     powers = np.power(np.float32(config.rope_theta), exponents)
     expected = np.float32(1) / (powers * scaling.stretched(powers, config.rope_theta))
-    if expected.shape != divisors.shape or not np.allclose(divisors, expected, 1e-4, 0):
-        raise CourseError(
-            f"{source.path}: tensor rope_freqs.weight scales RoPE in a way that is not known: "
-            "choose another model"
-        )
+    if not np.allclose(divisors, expected, 1e-4, 0):
+        raise unknown
     return replace(config, rope=scaling)

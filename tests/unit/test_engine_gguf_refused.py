@@ -175,6 +175,15 @@ def test_alignments(tmp_path):
         assert f"general.alignment is {bad}, not a power of two" in refusal(path)
 
 
+def test_a_head_that_lies_takes_no_memory(tmp_path):
+    lying = dict.fromkeys(
+        ("attention__key_length", "attention__value_length", "rope__dimension_count"), 2**32 - 2)
+    write_gguf(tmp_path / "m.gguf", LLAMA, extra={"rope_freqs.weight": np.ones(8, np.float32)},
+               **lying)
+    assert "rope_freqs.weight scales RoPE in a way that is not known" in refusal(
+        tmp_path / "m.gguf")
+
+
 @pytest.mark.parametrize(("metadata", "words"), [
     ({"attention__head_count": 0}, "llama.attention.head_count must be a positive integer"),
     ({"attention__head_count": [4, 4]}, "llama.attention.head_count must be a positive integer"),
