@@ -161,5 +161,5 @@ def _checked(logits: np.ndarray) -> np.ndarray:
 
 def _check_number(name: str, value: float) -> None:
     number = isinstance(value, (int, float, np.integer, np.floating))
-    if isinstance(value, bool) or not number or not math.isfinite(value):
+    if isinstance(value, bool) or not number or not -math.inf < value < math.inf:
         raise ValueError(f"{name} must be a finite number, not {value!r}")

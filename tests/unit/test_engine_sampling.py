@@ -183,6 +183,7 @@ def test_every_compiled_variant_draws_the_same_tokens():
 @pytest.mark.parametrize(("wrong", "words"), [
     ({"temperature": -0.1}, "temperature must be 0 (greedy) or from 1e-30 to 1e30, not -0.1"),
     ({"temperature": 1e-31}, "temperature must be 0 (greedy) or from 1e-30 to 1e30, not 1e-31"),
+    ({"temperature": 10**400}, "temperature must be 0 (greedy) or from"),
     ({"temperature": 1e31}, "temperature must be 0 (greedy) or from"),
     ({"temperature": math.nan}, "temperature must be a finite number, not nan"),
     ({"temperature": math.inf}, "temperature must be a finite number, not inf"),
