@@ -17,8 +17,8 @@ from typing import TextIO
 from course_lib.errors import CourseError
 from course_lib.nearest import nearest
 
-VERBS = ("lab", "start", "reset", "progress", "submit", "day", "needle", "perplexity", "chat",
-         "bench", "grade", "release", "test", "build", "doctor")
+VERBS = ("lab", "start", "reset", "progress", "submit", "day", "needle", "ruler", "perplexity",
+         "chat", "bench", "grade", "release", "test", "build", "doctor")
 """In reading order; each is a module of course_lib.commands."""
 
 WITHOUT_ENVIRONMENT = ("doctor",)

@@ -99,7 +99,7 @@ def test_progress_counts_tokens_and_a_fork_knows_the_policy(shipped_engine, ids)
 
 @pytest.mark.parametrize("options, words", [
     ({"policy": "best"}, "unknown prefill policy 'best'; there are full, quest, xattn"),
-    ({"policy": "full", "chunk": 100}, "multiple of the policy's block_size 128, not 100; give 128"),
+    ({"policy": "full", "chunk": 100}, "the policy's block_size 128, not 100; give 128"),
     ({"policy": "full", "chunk": 0}, "chunk must be an integer of at least 1"),
     ({"policy": "full", "prefill_k": 3}, "prefill_k and policy are two ways"),
     ({"policy": "full", "importance": "last_window"}, "a policy has only parts of it"),

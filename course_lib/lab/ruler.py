@@ -1,0 +1,139 @@
+"""RULER at small lengths: which prefill policies still find what a prompt hides.
+
+Scored by RULER's string match: a reference counts if it stands anywhere in the answer, in upper or
+lower case. "all" is the mean share of a sample's references found, RULER's score of these tasks;
+"any" the share of samples with at least one. Source: Hsieh et al. 2024.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from course_lib.engine import Engine, generate_from
+from course_lib.lab.ruler_tasks import TASKS, RulerPrompt, build_ruler_prompt
+from course_lib.prefill import PrefillPolicy, make_policy
+
+RULE = "a reference counts where it stands in the answer, in upper or lower case; " \
+    "all: mean share of a sample's references; any: samples with at least one"
+
+
+@dataclass(frozen=True)
+class RulerOptions:
+    """What is run; the defaults are those of `./course ruler`.
+
+    threshold, aggregate, block_size: of the policies that have them. chunk: tokens of a prefill
+    chunk; what a chunk holds it always reads, so lengths up to chunk tell nothing of a policy.
+    """
+
+    tasks: tuple[str, ...] = TASKS
+    lengths: tuple[int, ...] = (512, 1024, 2048)
+    policies: tuple[str, ...] = ("full", "quest", "xattn")
+    samples: int = 10
+    seed: int = 0
+    threshold: float = 0.9
+    aggregate: str = "majority"
+    chunk: int = 256
+    block_size: int = 64
+    template: str = "chat"
+    max_new_tokens: int = 48
+
+    def cells(self) -> list[tuple[str, int, str]]:
+        """Every (task, length, policy), in the order of the table."""
+        return [(task, length, policy) for task in self.tasks for length in self.lengths
+                for policy in self.policies]
+
+    def policy(self, name: str) -> PrefillPolicy:
+        """A new policy with these options. Its short-query rule is lowered to the chunk: only
+        the rest of a prompt, shorter than a chunk, reads all for being short."""
+        return policy_of(name, chunk=self.chunk, block_size=self.block_size,
+                         threshold=self.threshold, aggregate=self.aggregate)
+
+
+def policy_of(name: str, *, chunk: int, block_size: int, threshold: float,
+              aggregate: str = "majority") -> PrefillPolicy:
+    """A policy for chunks of so many tokens; ValueError for an unknown name or threshold."""
+    if name != "xattn":
+        return make_policy(name, block_size=block_size)
+    stride = 8
+    return make_policy(name, threshold=threshold, aggregate=aggregate, stride=stride,
+                       block_size=block_size, short_query=min(stride * 128, chunk))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt under one policy. score: share of its references found."""
+
+    text: str
+    references: tuple[str, ...]
+    score: float
+    density: dict
+    prefill_s: float
+
+
+@dataclass
+class Cell:
+    """The samples of one (task, length, policy)."""
+
+    task: str
+    length: int
+    policy: str
+    samples: list[Sample] = field(default_factory=list)
+
+    def as_row(self) -> dict:
+        """What --json prints of it; of no sample, no numbers."""
+        row: dict = {"task": self.task, "length": self.length, "policy": self.policy,
+                     "samples": len(self.samples)}
+        if self.samples:
+            row |= {
+                "all": fmean(s.score for s in self.samples),
+                "any": fmean(s.score > 0 for s in self.samples),
+                "mask_density": fmean(s.density["mask_density"] for s in self.samples),
+                "applied_density": fmean(s.density["applied_density"] for s in self.samples),
+                "bytes_density": fmean(s.density["bytes_density"] for s in self.samples),
+                "prefill_s": median(s.prefill_s for s in self.samples),
+                "texts": [s.text for s in self.samples],
+            }
+        return row
+
+
+def match(text: str, references: tuple[str, ...]) -> float:
+    """Share of `references` that stand in `text`, in upper or lower case."""
+    return fmean(reference.lower() in text.lower() for reference in references)
+
+
+def run_sample(engine: Engine, prompt: RulerPrompt, policy: PrefillPolicy,
+               options: RulerOptions) -> Sample:
+    """Prefill by `policy`, exact greedy decode."""
+    begin = time.perf_counter()
+    session = engine.prefill(list(prompt.ids), policy=policy, chunk=options.chunk)
+    seconds = time.perf_counter() - begin
+    text = engine.decode(generate_from(session, options.max_new_tokens).ids)
+    return Sample(text, prompt.references, match(text, prompt.references),
+                  policy.get_density_stats(), seconds)
+
+
+def run_ruler(
+    engine: Engine, options: RulerOptions,
+    on_sample: Callable[[Cell], None] | None = None,
+) -> Iterator[Cell]:
+    """Run task by task and length by length; each item is a finished cell.
+
+    All policies meet the same prompts. `on_sample(cell)` is called after every sample. Errors as
+    `build_ruler_prompt` and `Engine.prefill`.
+    """
+    for task in options.tasks:
+        for length in options.lengths:
+            prompts = [build_ruler_prompt(engine, task, length, f"{options.seed}-{index}",
+                                          options.template)
+                       for index in range(options.samples)]
+            for name in options.policies:
+                cell = Cell(task, length, name)
+                for prompt in prompts:
+                    cell.samples.append(
+                        run_sample(engine, prompt, options.policy(name), options))
+                    if on_sample is not None:
+                        on_sample(cell)
+                yield cell
