@@ -58,7 +58,7 @@ def grade(tasks: Sequence[Task], jobs: int, unsandboxed: bool,
     waiting = []
     for task in tasks:
         marks = read_kept(task.kept)
-        if marks is None:
+        if not marks:
             waiting.append(task)
         else:
             finished(task, marks)

@@ -19,6 +19,7 @@ WORDS = {
     "crash": "it ended the process",
     "uses_reference": "it calls the function that it was to replace",
     "unreadable": "it could not be read",
+    "not_graded": "it could not be graded; ask your instructor to look at it",
     "to_review": "the text is read by a human",
 }
 FLAGS = {

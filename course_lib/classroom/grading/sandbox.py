@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from course_lib.classroom.grading.inside import GRACE
 from course_lib.classroom.grading.wire import MAX_BYTES, WireError, decode, encode
 from course_lib.classroom.values import ForeignValue, plain
 from course_lib.errors import CourseError
+from course_lib.paths import ROOT
 
 PROCESSES = 24
 MEMORY = 2 * 2**30
@@ -53,6 +55,14 @@ def require_bubblewrap() -> str:
             "grading runs answers in bubblewrap, which is not installed: sudo apt install "
             "bubblewrap (or, for submissions that you trust, --allow-unsandboxed)."
         )
+    for folder in (*SYSTEM, *python_folders()):
+        if ROOT.is_relative_to(folder):
+            raise CourseError(f"answers can read {folder}, and the course with its hidden cases "
+                              f"lies there, in {ROOT}: move the course elsewhere.")
+    installed = Path(sysconfig.get_path("purelib"), "course_lib")
+    if installed.exists():
+        raise CourseError(f"{installed} is a whole copy of the library, which answers can read: "
+                          "uninstall it; ./course needs none.")
     problem = _trial(program)
     if problem:
         raise CourseError(

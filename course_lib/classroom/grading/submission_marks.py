@@ -64,13 +64,28 @@ def marks_of(submission: Submission, libraries: Path, unsandboxed: bool = False)
         marked = {item.id: Marked("unreadable", 0, day.points(item.id), told)
                   for item in day.items}
     else:
-        marked = {item.id: _mark(day, item, handed[item.id], libraries, unsandboxed)
+        marked = {item.id: _mark_or_say(day, item, handed[item.id], libraries, unsandboxed)
                   for item in day.items}
     return [
         ItemMark(submission.student, day.number, item.id, item.id[4].upper(), mark.status,
-                 mark.auto, mark.possible, mark.messages, mark.flags, sha, mark.text)
+                 mark.auto, mark.possible, mark.messages,
+                 (*mark.flags, "unsandboxed") if unsandboxed and isinstance(item, Exercise)
+                 else mark.flags, sha, mark.text)
         for item, mark in ((item, marked[item.id]) for item in day.items)
     ]
+
+
+def _mark_or_say(day: GradedDay, item: Any, handed: HandedIn, libraries: Path,
+                 unsandboxed: bool) -> Marked:
+    """The item's mark; a defect of the grader that one answer brings to light is said in that
+    answer's row and stops no other. What this machine lacks still stops the run."""
+    try:
+        return _mark(day, item, handed, libraries, unsandboxed)
+    except (CourseError, OSError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a defect has any type
+        told = (f"The grader failed on this answer ({type(error).__name__}).",)
+        return Marked("not_graded", 0, day.points(item.id), told, handed.flags)
 
 
 def _mark(day: GradedDay, item: Any, handed: HandedIn, libraries: Path,

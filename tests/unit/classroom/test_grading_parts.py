@@ -22,7 +22,15 @@ from hypothesis import strategies as st
 from course_lib.classroom import sealed
 from course_lib.classroom.evidence import read_answer
 from course_lib.classroom.exercises import Case, Exercise, Reading
-from course_lib.classroom.grading import batch, feedback, sandbox, submissions, tables
+from course_lib.classroom.grading import (
+    batch,
+    feedback,
+    sandbox,
+    submission_marks,
+    submissions,
+    tables,
+)
+from course_lib.classroom.grading.day import load_day
 from course_lib.classroom.grading.handed_in import (
     MAX_SOURCE,
     HandedIn,
@@ -37,7 +45,13 @@ from course_lib.classroom.grading.marking import (
 )
 from course_lib.classroom.grading.program import program_of
 from course_lib.classroom.grading.submission_marks import ItemMark
-from course_lib.classroom.grading.submissions import MAX_NOTEBOOK, Found, find_submissions, place_of
+from course_lib.classroom.grading.submissions import (
+    MAX_NOTEBOOK,
+    Found,
+    Submission,
+    find_submissions,
+    place_of,
+)
 from course_lib.classroom.grading.tables import HumanMark
 from course_lib.classroom.grading.taken_away import without, write_library
 from course_lib.classroom.hidden import Group
@@ -356,6 +370,19 @@ def test_only_the_named_function_is_emptied():
 # The sandbox
 
 
+def test_a_course_that_answers_could_read_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(sandbox, "_trial", lambda program: "")
+    monkeypatch.setattr(sandbox.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert sandbox.require_bubblewrap() == "/usr/bin/bwrap"
+    (tmp_path / "course_lib").mkdir()
+    with pytest.raises(CourseError, match="is a whole copy of the library"):
+        sandbox.require_bubblewrap()
+    monkeypatch.setattr(sandbox, "ROOT", PurePosixPath("/usr/src/app"))
+    with pytest.raises(CourseError, match="answers can read /usr.*move the course"):
+        sandbox.require_bubblewrap()
+
+
 @pytest.mark.parametrize("user, release, unsandboxed, others", [
     (0, "4.4.0", False, False), (1000, "5.14.0-arm64", False, False), (1000, "6.1.75+rpt", False,
                                                                        False),
@@ -499,6 +526,29 @@ def test_evidence_is_a_literal(source, expected):
     assert evidence_of(source) == expected
 
 
+def test_a_defect_of_the_grader_is_said_in_one_row_only(monkeypatch, tmp_path):
+    book = load_day(10).ours
+    broken = submission_marks._mark
+
+    def failing(day, item, *rest):
+        return {}["no such"] if item.id == "d10.b2" else broken(day, item, *rest)
+
+    monkeypatch.setattr(submission_marks, "_mark", failing)
+    submission = Submission("ann", 10, "ann", json.dumps(book).encode())
+    found = {m.item: m for m in submission_marks.marks_of(submission, tmp_path, unsandboxed=True)}
+    assert (found["d10.b2"].status, found["d10.b2"].auto) == ("not_graded", 0)
+    assert found["d10.b2"].messages == ("The grader failed on this answer (KeyError).",)
+    assert found["d10.b1"].status == found["d10.a1"].status == "not_attempted"
+    assert found["d10.a1"].flags == ("unsandboxed",) and found["d10.b1"].flags == ()
+    for error in (OSError, MemoryError, CourseError):
+        def full(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(submission_marks, "_mark", full)
+        with pytest.raises(error):
+            submission_marks.marks_of(submission, tmp_path)
+
+
 # Writing down
 
 
@@ -558,6 +608,6 @@ def test_kept_marks_come_back_and_damage_is_no_mark(tmp_path):
     path = tmp_path / "x.json"
     path.write_text(json.dumps([mark(messages=("a",), flags=("b",)).as_json()]))
     assert batch.read_kept(path) == [mark(messages=("a",), flags=("b",))]
-    for damage in ("", "[", "{}", "[1]", '[{"student": "a"}]', "null"):
+    for damage in ("", "[", "{}", "[]", "[1]", '[{"student": "a"}]', "null"):
         path.write_text(damage)
         assert not batch.read_kept(path)
