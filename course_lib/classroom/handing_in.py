@@ -29,6 +29,7 @@ def packed(day: int, student: str, notebooks: Iterable[Path]) -> bytes:
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
     }
     text = json.dumps(manifest, ensure_ascii=False, indent=1) + "\n"
+    text = text.encode("utf-8", "replace").decode()  # a name typed in another encoding
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in {MANIFEST: text.encode(), **contents}.items():
@@ -50,12 +51,13 @@ def _read(path: Path) -> bytes:
 
 
 def file_name(student: str, day: int) -> str:
-    """The zip's name, which names the student: letters of any script, digits and - only.
+    """The zip's name, which names the student: letters of any script with their marks, digits and
+    - only.
 
     Raises CourseError for a name of which nothing is left.
     """
     composed = unicodedata.normalize("NFC", student).strip()
-    name = "".join(c if c.isalnum() else "-" for c in composed).strip("-")
+    name = "".join(c if unicodedata.category(c)[0] in "LNM" else "-" for c in composed).strip("-")
     if not name or len(name.encode()) > 150:
         raise CourseError(f"--name {student[:40]!r} gives no file name; use 1 to 50 letters.")
     return f"{name}_day{day:02d}.zip"

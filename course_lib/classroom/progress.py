@@ -48,8 +48,8 @@ def progress_of(notebook: Path, day: int) -> list[Line]:
 
 def _printed(cell: dict) -> Iterable[str]:
     for output in cell.get("outputs", []):
-        text = output.get("text", "") if isinstance(output, dict) else ""
-        yield text if isinstance(text, str) else "".join(map(str, text))
+        text = output.get("text") if isinstance(output, dict) else ""
+        yield "".join(map(str, text)) if isinstance(text, list) else str(text or "")
 
 
 def count(lines: Iterable[Line]) -> str:

@@ -13,6 +13,12 @@ from course_lib.paths import ROOT
 KEPT_BACK = ("tests/solutions", "tests/grading", "tests/submissions", "docs/instructors.md")
 """What only the instructor's edition has: paths from the course's folder."""
 
+PRODUCT = {"notebooks", "course_lib", "kernels_pyx", "data", "tests", "tools", "docs", "course",
+           "README.md", "CONTRIBUTING.md", "LICENSE", "LICENSE-lessons", "environment.yml",
+           "constraints.txt", "pyproject.toml", "setup.py", ".ci", ".gitignore"}
+"""What the course has at its top. Whatever else lies there, such as submissions and their marks, is
+somebody's own."""
+
 NEVER = {".git", ".venv", "work", "build", "dist", "__pycache__", ".ipynb_checkpoints"}
 
 
@@ -27,13 +33,13 @@ def course_files(root: Path = ROOT) -> list[Path]:
     except (OSError, subprocess.CalledProcessError):
         files = []
     if files:
-        return sorted(files)
-    found = []
+        return sorted(path for path in files if path.parts[0] in PRODUCT)
+    found: list[Path] = []
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if f not in NEVER and not f.startswith(".venv")]
         found += [Path(folder, name).relative_to(root) for name in names
                   if not name.endswith((".so", ".pyc"))]
-    return sorted(found)
+    return sorted(path for path in found if path.parts[0] in PRODUCT)
 
 
 def release(target: Path, root: Path = ROOT) -> int:

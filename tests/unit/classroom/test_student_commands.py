@@ -14,11 +14,11 @@ import pytest
 import course_lib
 from course_lib.classroom.grading.submissions import find_submissions
 from course_lib.classroom.handing_in import file_name, packed
-from course_lib.classroom.release import KEPT_BACK, course_files, release
+from course_lib.classroom.release import KEPT_BACK, PRODUCT, course_files, release
 from course_lib.commands import progress, reset, start, submit
 from course_lib.errors import CourseError
 from course_lib.launcher import workspace
-from course_lib.paths import NOTEBOOKS
+from course_lib.paths import NOTEBOOKS, ROOT
 
 DAY10 = next(NOTEBOOKS.glob("day10_*.ipynb"))
 
@@ -115,6 +115,25 @@ def test_names_that_are_no_file_name(name):
         file_name(name, 10)
 
 
+def test_names_of_any_script_and_encoding(work):
+    assert file_name("कि", 10) != file_name("का", 10)
+    call(start, "10")
+    assert call(submit, "10", "--name", "Ann\udcff") == 0
+    with zipfile.ZipFile(work / "Ann_day10.zip") as file:
+        assert json.loads(file.read("manifest.json"))["student"] == "Ann?"
+
+
+@pytest.mark.parametrize("outputs", [[{"text": None}], [{"text": 7}], [{"text": ["a"]}]])
+def test_progress_of_odd_outputs(work, outputs):
+    call(start, "10")
+    book = json.loads((work / DAY10.name).read_text())
+    for cell in book["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"] = outputs
+    (work / DAY10.name).write_text(json.dumps(book))
+    assert call(progress, "10") == 0
+
+
 def test_submit_refuses_what_is_not_there_or_no_notebook(work):
     with pytest.raises(CourseError, match="course start 10"):
         call(submit, "10", "--name", "x")
@@ -145,8 +164,9 @@ def test_release_leaves_the_hidden_half_behind(small, tmp_path, with_git):
             subprocess.run(["git", *words], cwd=small, check=True)
         (small / "scratch.txt").write_text("not known to git")
     else:
-        (small / "work").mkdir()
-        (small / "work" / "day.ipynb").write_text("a student's")
+        for name in ("work/day.ipynb", "submissions/ann_day10.ipynb", "graded/grades.csv", "x.csv"):
+            (small / name).parent.mkdir(exist_ok=True)
+            (small / name).write_text("a student's")
     target = tmp_path / "out" / "students"
     count = release(target, small)
     files = sorted(path.relative_to(target).as_posix() for path in target.rglob("*")
@@ -157,6 +177,11 @@ def test_release_leaves_the_hidden_half_behind(small, tmp_path, with_git):
         release(target, small)
     with pytest.raises(CourseError, match="inside the course"):
         release(small / "x", small)
+
+
+def test_everything_at_the_top_of_the_course_is_released():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    assert {name.split("/")[0] for name in listed.stdout.splitlines()} <= PRODUCT
 
 
 def test_the_courses_own_release_holds_no_hidden_case():
