@@ -108,6 +108,10 @@ class ModelConfig:
                 f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
         if self.head_dim % 2:
             problems.append(f"head_dim {self.head_dim} is odd, RoPE turns pairs")
+        if self.rope_theta < 1:  # angles would grow beyond what cos and sin are exact for
+            problems.append(f"rope_theta {self.rope_theta:g} is below 1")
+        if self.rope is not None and self.rope_theta == 1:
+            problems.append("rope_theta must be above 1 where RoPE is scaled, got 1")
         for token in self.eos_token_ids:
             if not 0 <= token < self.vocab_size:
                 problems.append(
@@ -172,8 +176,6 @@ def _rope(keys: ConfigKeys, context: int) -> tuple[float, RopeScaling | None]:
         base = ConfigKeys(given, keys.path, {}, f"{keys.place}{key}.")
     theta = base.positive("rope_theta")
     scaling = RopeScaling.from_parameters(given, keys.path, max_position_embeddings=context)
-    if scaling is not None and theta <= 1.0:
-        raise base.refuse("rope_theta", f"must be above 1 where RoPE is scaled, got {theta:g}")
     return theta, scaling
 
 

@@ -193,6 +193,8 @@ def test_a_head_that_lies_takes_no_memory(tmp_path):
     ({"attention__layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon must be a positive"),
     ({"attention__layer_norm_rms_epsilon": float("nan")}, "must be a positive number"),
     ({"rope__freq_base": -1.0}, "rope.freq_base must be a positive number"),
+    ({"rope__freq_base": 1.0, "rope__scaling__type": "yarn", "rope__scaling__factor": 2.0},
+     "rope_theta must be above 1 where RoPE is scaled"),
     ({"context_length": None}, "llama.context_length is missing"),
     ({"block_count": 2**31}, "too few"),
     ({"block_count": 3}, "lacks tensor model.layers.2."),
