@@ -44,7 +44,7 @@ Aggregator = Callable[[Ballot], tuple[np.ndarray, str]]
 
 def any_head(ballot: Ballot) -> tuple[np.ndarray, str]:
     """Keep what some head keeps for some query block: nothing is lost, little is saved."""
-    return ballot.votes.any(axis=0, keepdims=True), "vote"
+    return np.asarray(ballot.votes.sum(axis=0, keepdims=True) > 0), "vote"
 
 
 def majority(ballot: Ballot) -> tuple[np.ndarray, str]:

@@ -194,6 +194,16 @@ def test_the_mass_strictly_before_a_block_decides():
     assert find_blocks_chunked(sums, 0, 0.51, causal=False).tolist() == [[[True, True, False]]]
 
 
+def test_masses_are_added_in_float64():
+    """2^24 + 1 is no float32 number: there, nothing would seem to come before the third block."""
+    sums = np.array([[[2**24, 1, 1, 1, 1]]], F32)
+    need = (2**24 + 1.5) / (2**24 + 4)
+    mask = find_blocks_chunked(sums, 0, need, causal=False)
+    assert mask.astype(int).tolist() == [[[1, 1, 1, 0, 0]]]
+    listed = aggregate(mask, "mean_score", num_kv_heads=1, block_sums=sums, threshold=need)
+    assert listed.by_head[0].tolist() == [0, 1, 2, 4]
+
+
 def test_a_row_without_mass_keeps_sink_and_diagonal():
     sums = np.zeros((1, 2, 5), F32)
     assert find_blocks_chunked(sums, 2, 0.9, causal=True).astype(int).tolist() == [
