@@ -115,8 +115,10 @@ def command(program: str, library: Path | None) -> list[str]:
 
 
 def python_folders() -> list[str]:
-    """What this Python needs of the file system beyond the system's own folders."""
-    wanted = dict.fromkeys(os.path.realpath(path) for path in (sys.base_prefix, sys.prefix))
+    """What this Python needs of the file system beyond the system's own folders, by every name:
+    an environment may be reached through a link."""
+    prefixes = (os.path.abspath(path) for path in (sys.base_prefix, sys.prefix))
+    wanted = dict.fromkeys(name for path in prefixes for name in (os.path.realpath(path), path))
     return [path for path in wanted if not path.startswith("/usr/") and path != "/usr"]
 
 

@@ -396,6 +396,15 @@ def test_other_programs_leave_an_answer_its_processes(monkeypatch, user, release
     assert sandbox.processes(unsandboxed) == 24 + 1000 * others
 
 
+def test_an_environment_behind_a_link_is_there_by_both_names(monkeypatch, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.setattr(sandbox.sys, "base_prefix", "/usr")
+    monkeypatch.setattr(sandbox.sys, "prefix", str(tmp_path / "link"))
+    real = os.path.realpath(tmp_path / "real")
+    assert sandbox.python_folders() == [real, str(tmp_path / "link")]
+
+
 def test_threads_are_counted_not_processes():
     done = threading.Event()
     threads = [threading.Thread(target=done.wait) for _ in range(40)]
