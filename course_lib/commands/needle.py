@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 
 from course_lib.commands.needle_local import run_local
-from course_lib.commands.values import fraction, k_list, positive, seconds
+from course_lib.commands.policy_values import policy, require_policy, threshold
+from course_lib.commands.values import fraction, k_list, megabytes, positive, seconds
 from course_lib.engine.prefill import IMPORTANCE_RULES
 from course_lib.errors import CourseError
 from course_lib.kvcache import CACHE_DTYPES
 from course_lib.lab.needle import MAX_NEW_TOKENS, NeedleOptions
+from course_lib.lab.policy_options import PolicyOptions
 from course_lib.lab.prompts import TEMPLATES
+from course_lib.prefill import AGGREGATORS
 
 HELP = "exact against block-sparse decode on needle prompts: recall, text, attention time"
 DEFAULT_KS = (32, 1)
 WEIGHT_KINDS = ("f32", "q8_0", "q4_0")
+CHUNKED = ("--sparse-threshold", "--aggregate", "--chunk", "--offload", "--ram-budget")
+"""Options of --policy."""
 OURS = ("--k", "--kv", "--prefill-k", "--prefill-group", "--one-flag", "--importance", "--window",
-        "--weights")
+        "--weights", "--policy", *CHUNKED)
 """Options of our engine: a server was started with its own."""
 THEIRS = ("--served-model", "--timeout")
 """Options of a server."""
@@ -36,6 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="sparse prefill with K blocks for every arm but exact")
     phase.add_argument("--one-flag", action="store_true",
                        help="prefill k = decode k, as in the published run of article 10-2")
+    phase.add_argument("--policy", type=policy, metavar="NAME",
+                       help="prefill in chunks by a policy (full, quest, xattn) for every arm but "
+                            "exact; decode is exact but for --k, which then goes without "
+                            "importance")
+    add("--sparse-threshold", type=threshold, metavar="T",
+        help="mass that --policy xattn keeps, above 0 to 1 (default 0.9)")
+    add("--aggregate", choices=tuple(AGGREGATORS),
+        help="how --policy xattn makes one list of many heads' (default majority)")
+    add("--chunk", type=positive, metavar="N",
+        help="tokens of a chunk of --policy, a multiple of 128 (default 1024)")
+    add("--offload", action="store_true", help="with --policy: keep K and V in a file meanwhile")
+    add("--ram-budget", type=megabytes, metavar="MB",
+        help="of the --offload file's K and V, how much may be in memory (default two blocks)")
     add("--prefill-group", type=positive, metavar="G",
         help="sparse prefill chooses blocks for G tokens at a time (default 256)")
     add("--template", choices=TEMPLATES,
@@ -64,14 +82,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def options_of(args: argparse.Namespace) -> NeedleOptions:
-    ks = tuple(dict.fromkeys(k for group in args.k for k in group)) if args.k else DEFAULT_KS
+    ks = tuple(dict.fromkeys(k for group in args.k for k in group)) if args.k else (
+        DEFAULT_KS if args.policy is None else ())
     return NeedleOptions(
         tokens=args.tokens, prompts=args.prompts, ks=ks, position=args.position,
         prefill_k=args.prefill_k, prefill_group=args.prefill_group, one_flag=args.one_flag,
         template=args.template or "chat", importance=args.importance or "all_queries",
         window=args.window, kv=args.kv or "f32", seed=args.seed, unseen=args.unseen,
-        max_new_tokens=args.max_new_tokens,
+        max_new_tokens=args.max_new_tokens, policy=policy_options(args),
     )
+
+
+def policy_options(args: argparse.Namespace) -> PolicyOptions | None:
+    """How --policy is to be run; None without it."""
+    if args.policy is None:
+        return None
+    given = {"threshold": args.sparse_threshold, "aggregate": args.aggregate, "chunk": args.chunk,
+             "offload": args.offload, "ram_budget": args.ram_budget}
+    options = PolicyOptions(args.policy, **{k: v for k, v in given.items() if v is not None})
+    require_policy(options)
+    return options
 
 
 def check_together(args: argparse.Namespace) -> None:
@@ -88,6 +118,13 @@ def check_together(args: argparse.Namespace) -> None:
                               "choose chat or instruct")
     elif wrong := given(THEIRS):
         raise CourseError(f"needle: {wrong[0]} is about a server: give its --url too")
+    if args.policy is None and (wrong := given(CHUNKED)):
+        raise CourseError(f"needle: {wrong[0]} is about --policy: give one, such as --policy xattn")
+    for name in ("--sparse-threshold", "--aggregate"):
+        if args.policy not in (None, "xattn") and given((name,)):
+            raise CourseError(f"needle: {name} is about --policy xattn: leave it out")
+    if args.ram_budget is not None and not args.offload:
+        raise CourseError("needle: --ram-budget needs --offload")
     if args.window is not None and args.importance != "last_window":
         raise CourseError("needle: --window needs --importance last_window")
     if args.prefill_group is not None and not (args.prefill_k or args.one_flag):

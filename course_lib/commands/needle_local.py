@@ -88,10 +88,17 @@ def _print_report(
     print(f"{model}: {count} prompt{'s' * (count > 1)} of {options.tokens} tokens, "
           f"kv {options.kv}, importance {options.importance}, template {options.template}")
     print(f"first needle: {prompt.fact.sentence!r}  question: {prompt.question!r}\n")
-    print(f"{'k':>6} {'prefill k':>9} {'recall':>7} {'= exact':>8} {'attn ms/token':>14} "
+    prefill = "prefill k" if options.policy is None else "prefill"
+    print(f"{'k':>6} {prefill:>9} {'recall':>7} {'= exact':>8} {'attn ms/token':>14} "
           f"{'blocks read':>12}   text of the first prompt")
     for arm in results:
-        prefill_k = "exact" if arm.prefill_k is None else arm.prefill_k
-        print(f"{arm.k:>6} {prefill_k:>9} {arm.recall:>7.3f} {arm.identical_to_exact:>8.3f} "
+        ran = arm.policy or ("exact" if arm.prefill_k is None else arm.prefill_k)
+        print(f"{arm.k:>6} {ran:>9} {arm.recall:>7.3f} {arm.identical_to_exact:>8.3f} "
               f"{arm.attn_ms_per_token:>14.2f} {arm.blocks_read_per_token:>12.1f}   "
               f"{shown(arm.texts[0])}")
+    sparse = next((arm for arm in results if arm.policy is not None), None)
+    if (chunked := options.policy) is not None and sparse is not None:
+        where = "offloaded to a file" if chunked.offload else "in memory"
+        print(f"\n{chunked.name}: chunks of {chunked.chunk}, rows {where}; attention computed "
+              f"{sparse.applied_density:.3f} of full attention's cells, "
+              f"{sparse.bytes_density:.3f} of its bytes were read")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from course_lib.errors import CourseError
-from course_lib.lab.ruler import policy_of
+from course_lib.lab.policy_options import PolicyOptions
 from course_lib.prefill import POLICIES, check_threshold, make_policy
 
 
@@ -38,13 +38,13 @@ def policies(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(policy(part.strip()) for part in text.split(",")))
 
 
-def require_policies(names: tuple[str, ...], *, chunk: int, block_size: int, **options) -> None:
-    """CourseError unless policies of these names can be made and --chunk is whole blocks."""
-    if chunk % block_size:
-        raise CourseError(f"--chunk {chunk} is no multiple of the block size {block_size}: "
-                          f"give {-(-chunk // block_size) * block_size}")
-    for name in names:
-        try:
-            policy_of(name, chunk=chunk, block_size=block_size, **options)
-        except ValueError as error:
-            raise CourseError(f"policy {name}: {str(error).removesuffix('.')}") from None
+def require_policy(options: PolicyOptions) -> None:
+    """CourseError unless the policy can be made and --chunk is whole blocks."""
+    chunk, block = options.chunk, options.block_size
+    if chunk % block:
+        raise CourseError(f"--chunk {chunk} is no multiple of the block size {block}: "
+                          f"give {-(-chunk // block) * block}")
+    try:
+        options.make()
+    except ValueError as error:
+        raise CourseError(f"policy {options.name}: {str(error).removesuffix('.')}") from None

@@ -11,11 +11,12 @@ from tqdm import tqdm
 
 from course_lib import backend
 from course_lib.commands.loading import load_with_bar
-from course_lib.commands.policy_values import policies, require_policies, threshold
+from course_lib.commands.policy_values import policies, require_policy, threshold
 from course_lib.commands.shown import shown
 from course_lib.commands.values import choices_of, positive
 from course_lib.engine import Engine
 from course_lib.errors import CourseError
+from course_lib.lab.policy_options import PolicyOptions
 from course_lib.lab.prompts import default_template
 from course_lib.lab.ruler import RULE, Cell, RulerOptions, run_ruler
 from course_lib.lab.ruler_tasks import TASKS
@@ -63,8 +64,9 @@ def lengths(text: str) -> tuple[int, ...]:
 
 def run(args: argparse.Namespace) -> int:
     """Load, run, print; 130 if Ctrl-C left cells out."""
-    require_policies(args.policy, chunk=args.chunk, block_size=args.block_size,
-                     threshold=args.sparse_threshold, aggregate=args.aggregate)
+    for name in args.policy:
+        require_policy(PolicyOptions(name, args.sparse_threshold, args.aggregate, args.chunk,
+                                     args.block_size))
     backend.info()  # a wrong COURSE_KERNEL is said before the work, not after it
     engine = load_with_bar(args.model, args.weights)
     options = RulerOptions(

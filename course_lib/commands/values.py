@@ -40,6 +40,17 @@ def seconds(text: str) -> float:
     return value
 
 
+def megabytes(text: str) -> int:
+    """A finite number of megabytes above 0, as bytes."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"must be a number of megabytes above 0, not {text!r}")
+    return max(1, round(value * 1e6))
+
+
 def k_value(text: str) -> int | str:
     """A number of blocks, or "auto"."""
     return text if text == "auto" else positive(text)

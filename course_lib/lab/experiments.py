@@ -50,7 +50,7 @@ def needle_records(engine: Engine, options: NeedleOptions, index: int) -> list[R
     """One record per arm: recall, identity, text, and the right answer's mean nats per token."""
     prompt = prompt_of(engine, options, index)
     answer = engine.encode(prompt.fact.sentence, allow_special=False)
-    sessions: dict[int | None, Any] = {}
+    sessions: dict[int | str | None, Any] = {}
     rows = []
     for arm, trial in run_prompt(engine, prompt, options, sessions):
         scores = sessions[arm.prefill_k].score(answer, decode_k=arm.decode_k)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from statistics import fmean
@@ -17,6 +17,7 @@ from course_lib.engine import Engine, generate_from
 from course_lib.engine.generate import Generation
 from course_lib.engine.session import Session
 from course_lib.engine.tokenizer import Tokenizer
+from course_lib.lab.policy_options import PolicyOptions
 from course_lib.lab.prompts import ARTICLE_FACT, NeedlePrompt, build_needle_prompt
 
 MAX_NEW_TOKENS = 32
@@ -30,7 +31,8 @@ class NeedleOptions:
 
     A k is a number of blocks, or "auto". prefill_group: prompt tokens that share one selection of
     sparse prefill, None for the mini-batch of 256; window: queries that importance counts under
-    "last_window". Both as `Engine.prefill`.
+    "last_window". Both as `Engine.prefill`. policy: prefill in chunks by a policy, for every arm
+    but exact, which has no importance; the first of them decodes exactly.
     """
 
     tokens: int = 2061
@@ -47,10 +49,15 @@ class NeedleOptions:
     seed: int = 0
     unseen: bool = False
     max_new_tokens: int = MAX_NEW_TOKENS
+    policy: PolicyOptions | None = None
 
     def arms(self) -> list[Arm]:
         """Exact first, then one arm per k. ValueError for "auto" under one_flag."""
         arms = [Arm("exact", None, None)]
+        if self.policy is not None:
+            name = self.policy.name
+            arms.append(Arm("exact", None, None, name))
+            return arms + [Arm(k, k, None, name) for k in self.ks]
         for k in self.ks:
             if self.one_flag and isinstance(k, str):
                 raise ValueError(f"one_flag needs a number as k, not {k!r}")
@@ -60,11 +67,17 @@ class NeedleOptions:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to run a prompt: name, decode k and prefill k (None = exact)."""
+    """One way to run a prompt: name, decode k and prefill k (None = exact), prefill policy."""
 
     k: int | str
     decode_k: int | str | None
     prefill_k: int | None
+    policy: str | None = None
+
+    @property
+    def prefill(self) -> int | str | None:
+        """What its prefill has in common with that of other arms: k or policy, None if exact."""
+        return self.prefill_k if self.policy is None else self.policy
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,7 @@ class Trial:
     identical: bool
     attn_ms: tuple[float, ...]
     blocks_read: float
+    density: dict | None = None  # of its prefill, by a policy
 
 
 def prompt_of(
@@ -110,17 +124,25 @@ def prefilled(
     engine: Engine,
     prompt: NeedlePrompt,
     options: NeedleOptions,
-    prefill_k: int | None,
+    prefill: int | str | None,
     on_progress: Progress | None = None,
 ) -> Session:
-    """The prompt's session under the options' KV rows, importance rule and this prefill k."""
+    """The prompt's session under the options' KV rows and `prefill`: None for exact prefill, a
+    prefill k, or the name of the options' policy, which records no importance."""
+    if isinstance(prefill, str):
+        if options.policy is None or options.policy.name != prefill:
+            raise ValueError(f"the options name no policy {prefill!r}")
+        return engine.prefill(
+            prompt.ids, kv=options.kv, **options.policy.for_prefill(),
+            on_progress=None if on_progress is None else partial(on_progress, "prefill"),
+        )
     return engine.prefill(
         prompt.ids,
         kv=options.kv,
         importance=options.importance,
         window=options.window,
-        prefill_k=prefill_k,
-        prefill_group=None if prefill_k is None else options.prefill_group,
+        prefill_k=prefill,
+        prefill_group=None if prefill is None else options.prefill_group,
         on_progress=None if on_progress is None else partial(on_progress, "prefill"),
     )
 
@@ -129,10 +151,10 @@ def run_prompt(
     engine: Engine,
     prompt: NeedlePrompt,
     options: NeedleOptions,
-    sessions: dict[int | None, Session] | None = None,
+    sessions: dict[int | str | None, Session] | None = None,
     on_progress: Progress | None = None,
 ) -> Iterator[tuple[Arm, Trial]]:
-    """Every arm on one prompt; arms with the same prefill k share the session in `sessions`.
+    """Every arm on one prompt; arms with the same prefill share the session in `sessions`.
 
     A session that no later arm needs is dropped when the next arm is asked for.
     """
@@ -140,20 +162,20 @@ def run_prompt(
     exact: Generation | None = None
     arms = options.arms()
     for number, arm in enumerate(arms, 1):
-        if arm.prefill_k not in sessions:
-            sessions[arm.prefill_k] = prefilled(
-                engine, prompt, options, arm.prefill_k, on_progress
-            )
+        if arm.prefill not in sessions:
+            sessions[arm.prefill] = prefilled(engine, prompt, options, arm.prefill, on_progress)
+        session = sessions[arm.prefill]
         made = generate_from(
-            sessions[arm.prefill_k],
+            session,
             options.max_new_tokens,
             arm.decode_k,
             on_step=_counting(options.max_new_tokens, on_progress),
         )
         exact = exact or made
-        yield arm, trial_of(engine, prompt, made, exact)
-        if arm.prefill_k not in {later.prefill_k for later in arms[number:]}:
-            del sessions[arm.prefill_k]
+        density = None if session.policy is None else session.policy.get_density_stats()
+        yield arm, replace(trial_of(engine, prompt, made, exact), density=density)
+        if arm.prefill not in {later.prefill for later in arms[number:]}:
+            del sessions[arm.prefill]
 
 
 def _counting(total: int, on_progress: Progress | None) -> Callable[[int, Session], None] | None:

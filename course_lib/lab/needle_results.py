@@ -12,7 +12,9 @@ from course_lib.lab.needle import Arm, NeedleOptions, Trial, run_trials
 
 @dataclass(frozen=True)
 class ArmResult:
-    """All prompts of one arm: shares in 0 … 1, milliseconds and blocks per decoded token."""
+    """All prompts of one arm: shares in 0 … 1, milliseconds and blocks per decoded token.
+
+    applied_density, bytes_density: of a prefill by a policy, see `DensityStats`."""
 
     k: int | str
     decode_k: int | str | None
@@ -22,6 +24,9 @@ class ArmResult:
     attn_ms_per_token: float
     blocks_read_per_token: float
     texts: list[str]
+    policy: str | None = None
+    applied_density: float | None = None
+    bytes_density: float | None = None
 
 
 def run_needle(engine: Engine, options: NeedleOptions) -> list[ArmResult]:
@@ -48,7 +53,15 @@ def summarize(arm: Arm, trials: list[Trial]) -> ArmResult:
         attn_ms_per_token=median(times) if times else 0.0,
         blocks_read_per_token=fmean(t.blocks_read for t in trials),
         texts=[t.text for t in trials],
+        policy=arm.policy,
+        applied_density=_mean_density(trials, "applied_density"),
+        bytes_density=_mean_density(trials, "bytes_density"),
     )
+
+
+def _mean_density(trials: list[Trial], which: str) -> float | None:
+    found = [t.density[which] for t in trials if t.density is not None]
+    return fmean(found) if found else None
 
 
 def as_json(
@@ -70,5 +83,6 @@ def as_json(
         "position": options.position,
         "unseen": options.unseen,
         "max_new_tokens": options.max_new_tokens,
+        "policy": None if options.policy is None else asdict(options.policy),
         "arms": [asdict(result) for result in results],
     }

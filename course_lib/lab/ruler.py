@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from course_lib.engine import Engine, generate_from
+from course_lib.lab.policy_options import PolicyOptions
 from course_lib.lab.ruler_tasks import TASKS, RulerPrompt, build_ruler_prompt
-from course_lib.prefill import PrefillPolicy, make_policy
 
 RULE = "a reference counts where it stands in the answer, in upper or lower case; " \
     "all: mean share of a sample's references; any: samples with at least one"
@@ -45,21 +45,10 @@ class RulerOptions:
         return [(task, length, policy) for task in self.tasks for length in self.lengths
                 for policy in self.policies]
 
-    def policy(self, name: str) -> PrefillPolicy:
-        """A new policy with these options. Its short-query rule is lowered to the chunk: only
-        the rest of a prompt, shorter than a chunk, reads all for being short."""
-        return policy_of(name, chunk=self.chunk, block_size=self.block_size,
-                         threshold=self.threshold, aggregate=self.aggregate)
-
-
-def policy_of(name: str, *, chunk: int, block_size: int, threshold: float,
-              aggregate: str = "majority") -> PrefillPolicy:
-    """A policy for chunks of so many tokens; ValueError for an unknown name or threshold."""
-    if name != "xattn":
-        return make_policy(name, block_size=block_size)
-    stride = 8
-    return make_policy(name, threshold=threshold, aggregate=aggregate, stride=stride,
-                       block_size=block_size, short_query=min(stride * 128, chunk))
+    def policy(self, name: str) -> PolicyOptions:
+        """How a policy is run under these options."""
+        return PolicyOptions(name, threshold=self.threshold, aggregate=self.aggregate,
+                             chunk=self.chunk, block_size=self.block_size)
 
 
 @dataclass(frozen=True)
@@ -104,15 +93,17 @@ def match(text: str, references: tuple[str, ...]) -> float:
     return fmean(reference.lower() in text.lower() for reference in references)
 
 
-def run_sample(engine: Engine, prompt: RulerPrompt, policy: PrefillPolicy,
-               options: RulerOptions) -> Sample:
+def run_sample(
+    engine: Engine, prompt: RulerPrompt, policy: PolicyOptions, max_new_tokens: int
+) -> Sample:
     """Prefill by `policy`, exact greedy decode."""
+    options = policy.for_prefill()
     begin = time.perf_counter()
-    session = engine.prefill(list(prompt.ids), policy=policy, chunk=options.chunk)
+    session = engine.prefill(list(prompt.ids), **options)
     seconds = time.perf_counter() - begin
-    text = engine.decode(generate_from(session, options.max_new_tokens).ids)
+    text = engine.decode(generate_from(session, max_new_tokens).ids)
     return Sample(text, prompt.references, match(text, prompt.references),
-                  policy.get_density_stats(), seconds)
+                  options["policy"].get_density_stats(), seconds)
 
 
 def run_ruler(
@@ -133,7 +124,7 @@ def run_ruler(
                 cell = Cell(task, length, name)
                 for prompt in prompts:
                     cell.samples.append(
-                        run_sample(engine, prompt, options.policy(name), options))
+                        run_sample(engine, prompt, options.policy(name), options.max_new_tokens))
                     if on_sample is not None:
                         on_sample(cell)
                 yield cell

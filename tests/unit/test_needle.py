@@ -22,6 +22,7 @@ from course_lib.lab.needle import (
     trial_of,
 )
 from course_lib.lab.needle_results import run_needle, summarize
+from course_lib.lab.policy_options import PolicyOptions
 from course_lib.lab.prompts import ARTICLE_FACT
 
 SHORT = {"tokens": 320, "max_new_tokens": 12}
@@ -214,7 +215,7 @@ def test_json_is_the_only_thing_on_stdout(capsys):
     assert [arm["k"] for arm in result["arms"]] == ["exact", 1]
     assert set(result["arms"][0]) == {
         "k", "decode_k", "prefill_k", "recall", "identical_to_exact", "attn_ms_per_token",
-        "blocks_read_per_token", "texts",
+        "blocks_read_per_token", "texts", "policy", "applied_density", "bytes_density",
     }
     assert result["prompts"] == len(result["arms"][0]["texts"]) == 2
     assert not result["model"].startswith("/")
@@ -239,6 +240,18 @@ def test_json_is_the_only_thing_on_stdout(capsys):
     (["--prefill-group", "4"], "give --prefill-k too"),
     (["--served-model", "x"], "--served-model is about a server: give its --url"),
     (["--timeout", "3"], "--timeout is about a server: give its --url"),
+    (["--policy", "best"], "unknown prefill policy 'best'; there are full, quest, xattn"),
+    (["--policy", "xattn", "--sparse-threshold", "9"], "not 9; did you mean 0.9?"),
+    (["--policy", "xattn", "--chunk", "1000"], "give 1024"),
+    (["--policy", "xattn", "--prefill-k", "3"], "not allowed with"),
+    (["--policy", "quest", "--sparse-threshold", "0.5"], "is about --policy xattn: leave it out"),
+    (["--policy", "full", "--aggregate", "any"], "--aggregate is about --policy xattn"),
+    (["--sparse-threshold", "0.5"], "--sparse-threshold is about --policy: give one"),
+    (["--offload"], "--offload is about --policy"),
+    (["--policy", "full", "--ram-budget", "4"], "--ram-budget needs --offload"),
+    (["--policy", "full", "--offload", "--ram-budget", "0"], "a number of megabytes above 0"),
+    (["--policy", "full", "--offload", "--ram-budget", "0.001"], "smaller than one block"),
+    (["--policy", "full", "--url", "http://127.0.0.1:9"], "--policy is for an engine here"),
 ])
 def test_wrong_values_are_one_sentence_and_exit_2(capsys, argv, words):
     assert main(["needle", *argv]) == 2
@@ -252,3 +265,37 @@ def test_the_report_shows_every_arm(capsys):
     assert any(line.split()[:2] == ["exact", "exact"] for line in lines)
     assert any(line.split()[:2] == ["1", "exact"] for line in lines)
     assert "Zara's favorite food is ramen." in lines[1]
+
+
+def test_a_policy_prefills_every_arm_but_exact(capsys):
+    args = ["needle", "--tokens", "320", "--policy", "xattn", "--sparse-threshold", "1",
+            "--aggregate", "per_head", "--chunk", "128", "--offload", "--ram-budget", "0.5"]
+    assert main([*args, "--k", "1", "--max-new-tokens", "9", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    exact, all_read, one = record["arms"]
+    assert [(a["k"], a["policy"]) for a in record["arms"]] == [
+        ("exact", None), ("exact", "xattn"), (1, "xattn")]
+    assert exact["applied_density"] is None and all_read["applied_density"] == 1.0
+    assert 1.0 < all_read["bytes_density"] < 1.5  # K is read once more, not by a short last chunk
+    assert all_read["texts"] == exact["texts"] and one["blocks_read_per_token"] == 1.0
+    assert record["policy"] == {
+        "name": "xattn", "threshold": 1.0, "aggregate": "per_head", "chunk": 128,
+        "block_size": 128, "offload": True, "ram_budget": 500_000}
+
+
+def test_a_policy_alone_compares_two_prefills(capsys):
+    assert main(["needle", "--tokens", "320", "--policy", "full", "--chunk", "128",
+                 "--max-new-tokens", "9"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:4] for line in lines if line.lstrip().startswith("exact")] == [
+        ["exact", "exact", "1.000", "1.000"], ["exact", "full", "1.000", "1.000"]]
+    assert lines[-1].startswith("full: chunks of 128, rows in memory; attention computed 1.000")
+
+
+def test_arms_share_the_session_of_their_policy(shipped_engine):
+    options = NeedleOptions(ks=(4,), policy=PolicyOptions("full", chunk=128), **SHORT)
+    prompt, sessions = prompt_of(shipped_engine, options, 0), {}
+    held = [set(sessions) for _ in run_prompt(shipped_engine, prompt, options, sessions)]
+    assert held == [{None}, {"full"}, {"full"}] and not sessions
+    with pytest.raises(ValueError, match="the options name no policy 'quest'"):
+        prefilled(shipped_engine, prompt, options, "quest")

@@ -11,7 +11,8 @@ import pytest
 from course_lib.cli import main
 from course_lib.errors import CourseError
 from course_lib.lab import ruler, world
-from course_lib.lab.ruler import Cell, RulerOptions, Sample, match, policy_of, run_ruler
+from course_lib.lab.policy_options import PolicyOptions
+from course_lib.lab.ruler import Cell, RulerOptions, Sample, match, run_ruler
 from course_lib.lab.ruler_tasks import CHAIN, KEYS, TASKS, build_ruler_prompt
 
 SMALL = RulerOptions(lengths=(192,), samples=1, chunk=64, block_size=32, max_new_tokens=12)
@@ -99,11 +100,15 @@ def test_policies_meet_the_same_prompts_and_the_model_finds_needles(shipped_engi
 
 
 def test_options_reach_the_policy():
-    xattn = policy_of("xattn", chunk=256, block_size=64, threshold=0.8, aggregate="per_head")
+    options = RulerOptions(chunk=256, block_size=64, threshold=0.8, aggregate="per_head")
+    xattn = options.policy("xattn").make()
     assert (float(xattn.threshold), xattn.block_size, xattn.aggregate) == (0.8, 64, "per_head")
     assert xattn.short_query == 256
-    assert policy_of("xattn", chunk=4096, block_size=64, threshold=0.8).short_query == 1024
-    assert policy_of("quest", chunk=256, block_size=64, threshold=0.8).block_size == 64
+    assert replace(options, chunk=4096).policy("xattn").make().short_query == 1024
+    assert options.policy("quest").make().block_size == 64
+    given = PolicyOptions("full", chunk=512, offload=True, ram_budget=10**6).for_prefill()
+    assert given.pop("policy").name == "full"
+    assert given == {"chunk": 512, "offload": True, "ram_budget": 10**6}
 
 
 def test_the_command_prints_json_and_only_that(capsys):
@@ -128,10 +133,10 @@ def test_the_table_has_a_line_for_each_cell_and_states_the_rule(capsys):
 def test_ctrl_c_keeps_what_is_finished(capsys, monkeypatch):
     run = ruler.run_sample
 
-    def interrupted(engine, prompt, policy, options):
+    def interrupted(engine, prompt, policy, tokens):
         if policy.name == "quest":
             raise KeyboardInterrupt
-        return run(engine, prompt, policy, options)
+        return run(engine, prompt, policy, tokens)
 
     monkeypatch.setattr(ruler, "run_sample", interrupted)
     assert main([*ARGS, "--tasks", "niah_single", "--json"]) == 130
