@@ -97,9 +97,11 @@ def test_any_partition_and_any_order_merge_to_the_whole(name, cuts, backwards, s
         for first, end in spans:
             part = partial_attention(q, k[:, first:end], v[:, first:end])
             out, lse = merge_attention_outputs(out, lse, *part)
-    largest = max(1, np.abs(v).max())  # an output is a mean of V rows
-    assert np.abs(out - whole).max() < 1e-6 * largest
-    assert np.abs(lse - whole_lse).max() < 1e-6
+    # The kernel's scores have the same bits however the context is cut; those of NumPy's matmul do
+    # not, and a score of 20 has an ulp of 2e-6.
+    bound = 1e-6 if name != "numpy" or spread == 1 else slack(q, k, 150)
+    assert np.abs(out - whole).max() < bound * np.abs(v).max()  # an output is a mean of V rows
+    assert np.abs(lse - whole_lse).max() < bound
 
 
 @each_backend
