@@ -119,6 +119,25 @@ def test_a_server_that_is_gone_is_said(page, course, graded):
     assert kept(graded)["marks"] == []
 
 
+def test_a_comment_on_a_changed_answer_gives_it_no_points(page, course, graded):
+    mark = {"student": "ann", "item": "d10.b2", "points": 2, "comment": "old",
+            "answer_sha256": "of another answer"}
+    (graded / "review.json").write_text(json.dumps({"marks": [mark], "drafts": []}))
+    match, _ = course(["grade", "queue", str(graded), "--no-browser"], r"http://\S+")
+    page.goto(match[0])
+    expect(page.locator("#where")).to_contain_text("of 3")
+    while page.inner_text("#answer") != TEXTS["ann"]:
+        page.keyboard.press("j")
+    page.fill("#comment", "new")
+    saved(page, "comment saved, no points yet")
+    assert kept(graded)["marks"] == [mark] and page.is_visible("#changed")
+    page.keyboard.press("Escape")
+    page.keyboard.press("1")
+    saved(page)
+    assert [(m["points"], m["comment"]) for m in kept(graded)["marks"]] == [(1, "new")]
+    assert not page.is_visible("#changed")
+
+
 def test_what_was_not_saved_is_saved_when_that_works_again(review, graded):
     review.route("**/mark", lambda route: route.abort())
     review.keyboard.press("1")

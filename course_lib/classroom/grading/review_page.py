@@ -18,7 +18,13 @@ from tornado.web import Application, RequestHandler
 
 from course_lib.classroom.exercises import parse_id
 from course_lib.classroom.grading.day import load_day
-from course_lib.classroom.grading.review import Reviews, Waiting, rubric_of, source_of
+from course_lib.classroom.grading.review import (
+    Reviews,
+    Waiting,
+    digest,
+    rubric_of,
+    source_of,
+)
 from course_lib.classroom.grading.submission_marks import ItemMark
 from course_lib.errors import CourseError
 
@@ -48,8 +54,9 @@ class Desk:
         return {"id": waiting.id, "item": waiting.item, "answer": waiting.answer,
                 "source": source_of(waiting.places), "rubric": rubric, "most": waiting.most,
                 "points": given.points if given else None,
-                "comment": given.comment if given else self.reviews.drafts.get(
-                    (mark.student, mark.item), ""), "changed": waiting.changed}
+                "comment": self.reviews.drafts.get(
+                    (mark.student, mark.item), given.comment if given else ""),
+                "changed": given is not None and given.answer_sha256 != digest(mark.text)}
 
     def give(self, body: bytes) -> None:
         """Keep the mark of a request; CourseError for one that is malformed."""
