@@ -179,6 +179,24 @@ def evidence_wrong(book):
     cell(book, "d10.b1", "evidence").source = source.replace("sparse.py:", "sparse.py:1", 1)
 
 
+def evidence_not_text(book):
+    name = cell(book, "d10.b1", "evidence").source.split("\n")[1].split("=")[0].strip()
+    cell(book, "d10.b1", "evidence").source = (
+        f"# EVIDENCE d10.b1\n{name} = {{'decode_gate': '\\ud800\\x1b[2J:1-2'}}")
+
+
+def empty_lines(book):
+    cell(book, "d10.b2").source += "\n" * 10**5 + "."
+
+
+def forged(report: str) -> Callable[[], bytes]:
+    """A submission that writes a report of its own where its result goes out."""
+    return body("a1", "import os", "from course_lib.classroom.grading.wire import encode",
+                f"report = encode({report})", "for number in range(3, 64):",
+                "    try: os.write(number, len(report).to_bytes(8, 'little') + report)",
+                "    except OSError: pass", "os._exit(0)")
+
+
 def windows_lines() -> bytes:
     return b"\xef\xbb\xbf" + saved(all_right()).replace(b"\n", b"\r\n")
 
@@ -281,6 +299,14 @@ SUBMISSIONS: dict[str, Callable[[], bytes]] = {
                             "s.connect(('127.0.0.1', 22))", "return {}"),
     f"kills-parent/{NAME}": body("a1", "import os, signal", "os.kill(os.getppid(), signal.SIGKILL)",
                                  "return {}"),
+    f"stops-parent/{NAME}": body("a1", "import os, signal", "os.kill(os.getppid(), signal.SIGSTOP)",
+                                 "return {}"),
+    f"forges-a-status/{NAME}": forged("{'end': ['value']}"),
+    f"forges-an-error/{NAME}": forged("{'end': 'error', 'kinds': 5}"),
+    f"no-bytes/{NAME}": body("a2", "import numpy as np", "return np.zeros((10**12, 0))"),
+    f"evidence-not-text/{NAME}": changed(evidence_not_text),
+    f"empty-lines/{NAME}": changed(empty_lines),
+    f"writes-beside/{NAME}": body("a1", "open('/dev/shm/x', 'a').write('x')", "return {}"),
     f"changes-arguments/{NAME}": body("a2", "probe[:] = 0", "return []"),
     f"prints/{NAME}": before("a1", "print('x' * 10**7)"),
     f"stateful/{NAME}": body(
