@@ -14,6 +14,7 @@ from course_lib.commands.shown import shown
 from course_lib.engine import Conversation, GeneratedToken, Reply
 from course_lib.errors import CourseError
 
+LONGEST = 1 << 24  # characters of a line, far more than any context holds
 HINT = "course: /reset starts anew, /exit leaves, Ctrl-C ends an answer"
 
 
@@ -74,7 +75,10 @@ def converse(talk: Conversation, trace: bool) -> int:
 def _lines() -> Iterator[str]:
     """The lines of the standard input that are not blank."""
     try:
-        for line in sys.stdin or ():
+        while sys.stdin is not None and (line := sys.stdin.readline(LONGEST + 1)):
+            if len(line) > LONGEST:
+                raise CourseError(f"chat: a line of the input is longer than {LONGEST} characters; "
+                                  "write questions on lines of their own")
             if line.strip():
                 yield line.strip()
     except UnicodeDecodeError:

@@ -260,6 +260,15 @@ def test_input_that_is_no_text(model, capsys, monkeypatch):
     assert "not UTF-8 text" in capsys.readouterr().err
 
 
+def test_a_line_without_end_is_not_read_for_ever(model, capsys, monkeypatch):
+    monkeypatch.setattr(chat_terminal, "LONGEST", 10)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("0123456789\n\n"))
+    assert run(model) == 2
+    assert "a line of the input is longer than 10 characters" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("012345678\n\nabc"))
+    assert run(model) == 0
+
+
 def test_the_shipped_model_says_that_it_does_not_chat(capsys):
     assert main(["chat", "--max-new-tokens", "2", "What is Zara's favorite food?"]) == 0
     first = capsys.readouterr().err.splitlines()[0]
