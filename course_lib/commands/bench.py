@@ -41,6 +41,9 @@ def check_options(args: argparse.Namespace) -> None:
         raise CourseError("bench: --peer stands beside the engine as a whole; add --engine.")
     if args.grading and (args.engine or args.only or args.variant or args.csv):
         raise CourseError("bench: --grading goes with --quick, --threads and --json only.")
+    if args.prefill and (args.engine or args.grading or args.only):
+        raise CourseError("bench: --prefill is a bench of its own; leave --engine, --grading and "
+                          "--only out.")
     if args.engine and args.only:
         raise CourseError("bench: --only names a part of the kernels' bench, which --engine does "
                           "not run; leave one of the two out.")
@@ -53,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--engine", action="store_true",
         help="the engine as a whole instead: prompts and tokens of a Qwen3-0.6B with random "
              "weights, in tokens a second")
+    add("--prefill", action="store_true",
+        help="prefill policies instead: estimate, load and compute, densities, in memory and from "
+             "a file, and what cheaper estimates find again")
     add("--grading", action="store_true",
         help="how fast submissions are graded instead, with as many jobs as --threads says")
     add("--peer", choices=PEERS, metavar="NAME",
@@ -87,6 +93,11 @@ def run(args: argparse.Namespace) -> int:
                              jobs=max(args.threads or [len(backend.usable_cores())]))
     backend.threads()  # a COURSE_THREADS that is no number is refused before the first minute
     with backend.using(args.variant) if args.variant else nullcontext():
+        if args.prefill:
+            from course_lib.bench.policy_report import bench_policies
+
+            return bench_policies(sys.stdout, quick=args.quick, threads=args.threads,
+                                  csv_path=args.csv, json_path=args.json)
         if args.engine:
             if args.peer:
                 need("peer", "gguf", "llama_cpp")
