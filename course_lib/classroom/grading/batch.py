@@ -9,16 +9,17 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from course_lib.atomic import write_atomically
 from course_lib.classroom.grading import feedback, tables
 from course_lib.classroom.grading.day import load_day
+from course_lib.classroom.grading.human import HumanMark, Key
 from course_lib.classroom.grading.sandbox import require_bubblewrap
 from course_lib.classroom.grading.submission_marks import ItemMark, grader
 from course_lib.classroom.grading.submissions import Found, Submission
-from course_lib.classroom.grading.tables import HumanMark, Key
 from course_lib.errors import CourseError
 
 STATE, LAST = ".state", "last.json"
@@ -77,6 +78,10 @@ def grade(tasks: Sequence[Task], jobs: int, unsandboxed: bool,
                 task, marks = running[future], future.result()
                 write_atomically(task.kept, json.dumps([m.as_json() for m in marks]) + "\n")
                 finished(task, marks)
+        except BrokenProcessPool:
+            raise CourseError("grade: the system ended one of the graders, as a rule for want of "
+                              "memory; run again with fewer --jobs: what is done is kept."
+                              ) from None
         except BaseException:
             own.shutdown(wait=False, cancel_futures=True)
             raise

@@ -7,8 +7,9 @@ import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from course_lib.classroom.grading.human import HumanMark, Key, points_of
 from course_lib.classroom.grading.submission_marks import ItemMark
-from course_lib.classroom.grading.tables import HumanMark, Key, in_order, number, points_of, table
+from course_lib.classroom.grading.tables import in_order, number, table
 from course_lib.errors import CourseError
 
 IDENTIFICATION = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")

@@ -6,8 +6,16 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
+from course_lib.classroom.grading.human import (
+    HumanMark,
+    Key,
+    is_stale,
+    most_of,
+    points_of,
+    status_of,
+)
 from course_lib.classroom.grading.submission_marks import ItemMark
-from course_lib.classroom.grading.tables import HumanMark, Key, number, points_of
+from course_lib.classroom.grading.tables import number
 
 WORDS = {
     "ok": "all right",
@@ -20,7 +28,6 @@ WORDS = {
     "uses_reference": "it calls the function that it was to replace",
     "unreadable": "it could not be read",
     "not_graded": "it could not be graded; ask your instructor to look at it",
-    "to_review": "the text is read by a human",
 }
 FLAGS = {
     "duplicate_cell": "The answer cell is there more than once; the last one that is filled in "
@@ -32,10 +39,19 @@ FLAGS = {
 }
 
 
-def words(mark: ItemMark) -> str:
-    """A status in words."""
-    name, _, error = mark.status.partition(":")
-    return WORDS.get(name, f"it raised {error}" if error else name)
+def words(mark: ItemMark, human: Mapping[Key, HumanMark]) -> str:
+    """A status as a sentence."""
+    name, _, error = status_of(mark, human).partition(":")
+    given = human.get((mark.student, mark.item))
+    if name == "marked" and given is not None:
+        return f"Read: {number(given.points)} of {most_of(mark)} points for the text."
+    if name == "to_review" and given is not None and is_stale(mark, human):
+        return (f"A human reads the text again: up to {most_of(mark)} points in place of "
+                f"{number(given.points)}.")
+    if name == "to_review":
+        return f"A human reads the text: up to {most_of(mark)} more points."
+    told = WORDS.get(name, f"it raised {error}" if error else name)
+    return f"{told[:1].upper()}{told[1:]}."  # the name of an exception keeps its case
 
 
 def lines_of(mark: ItemMark, human: Mapping[Key, HumanMark]) -> list[str]:
@@ -51,7 +67,7 @@ def markdown(marks: Sequence[ItemMark], human: Mapping[Key, HumanMark]) -> str:
     out = [f"# Day {marks[0].day}: {plain_markdown(marks[0].student)}", ""]
     for mark in marks:
         out += [f"## {mark.item}: {number(points_of(mark, human))} of {mark.max} points", "",
-                words(mark).capitalize() + ".", ""]
+                plain_markdown(words(mark, human)), ""]
         out += [f"* {plain_markdown(line)}" for line in lines_of(mark, human)]
         out += [""]
     return "\n".join(out).rstrip() + "\n"
@@ -67,7 +83,7 @@ def page(marks: Sequence[ItemMark], human: Mapping[Key, HumanMark]) -> str:
            f"<h1>Day {marks[0].day}: {student}</h1>"]
     for mark in marks:
         out += [f"<h2>{mark.item}: {number(points_of(mark, human))} of {mark.max} points</h2>",
-                f"<p>{html.escape(words(mark).capitalize())}.</p>"]
+                f"<p>{html.escape(words(mark, human))}</p>"]
         lines = lines_of(mark, human)
         if lines:
             out += ["<ul>", *(f"<li>{html.escape(line)}</li>" for line in lines), "</ul>"]

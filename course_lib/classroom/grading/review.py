@@ -17,9 +17,16 @@ from typing import Any
 
 from course_lib.atomic import write_atomically
 from course_lib.classroom.evidence import read_answer
-from course_lib.classroom.exercises import Reading, find_item
+from course_lib.classroom.grading.human import (
+    HumanMark,
+    Key,
+    digest,
+    is_stale,
+    most_of,
+    waits,
+)
 from course_lib.classroom.grading.submission_marks import ItemMark
-from course_lib.classroom.grading.tables import HumanMark, Key, in_order, table
+from course_lib.classroom.grading.tables import in_order, table
 from course_lib.classroom.sealed import place_lines
 from course_lib.errors import CourseError
 
@@ -91,11 +98,11 @@ class Reviews:
             if not mark.text:
                 continue
             given = self.human.get((mark.student, mark.item))
-            changed = given is not None and given.answer_sha256 != digest(mark.text)
-            if given is None or changed or everything:
+            if everything or waits(mark, self.human):
                 waiting.append(Waiting(
                     self.blind(mark.student, mark.item), mark.item, read_answer(mark.text).text,
-                    read_answer(mark.text).places, most_of(mark), given, changed))
+                    read_answer(mark.text).places, most_of(mark), given,
+                    is_stale(mark, self.human)))
         return sorted(waiting, key=lambda w: (w.item, w.id))
 
     def give(self, mark: ItemMark, points: float | None, comment: str) -> None:
@@ -122,12 +129,8 @@ class Reviews:
 
     def flagged(self, marks: Iterable[ItemMark]) -> list[ItemMark]:
         """The marks with "resubmitted" where an answer changed after a human had marked it."""
-        found = []
-        for mark in marks:
-            given = self.human.get((mark.student, mark.item))
-            stale = given is not None and given.answer_sha256 != digest(mark.text)
-            found.append(replace(mark, flags=(*mark.flags, "resubmitted")) if stale else mark)
-        return found
+        return [replace(mark, flags=(*mark.flags, "resubmitted"))
+                if is_stale(mark, self.human) else mark for mark in marks]
 
     def _write(self) -> None:
         lines = [{"student": student, "item": item, "points": mark.points, "comment": mark.comment,
@@ -148,17 +151,6 @@ def _salt(path: Path) -> str:
         salt = secrets.token_hex(16)
         write_atomically(path, salt)
         return salt
-
-
-def digest(text: str) -> str:
-    """SHA-256 of a text."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def most_of(mark: ItemMark) -> int:
-    """Points that a human can give a reading item: what its countable parts leave."""
-    item = find_item(mark.item)
-    return mark.max - (item.auto if isinstance(item, Reading) else mark.max)
 
 
 def rubric_of(item: str, solutions: str) -> str:

@@ -18,13 +18,8 @@ from tornado.web import Application, RequestHandler
 
 from course_lib.classroom.exercises import parse_id
 from course_lib.classroom.grading.day import load_day
-from course_lib.classroom.grading.review import (
-    Reviews,
-    Waiting,
-    digest,
-    rubric_of,
-    source_of,
-)
+from course_lib.classroom.grading.human import is_stale
+from course_lib.classroom.grading.review import Reviews, Waiting, rubric_of, source_of
 from course_lib.classroom.grading.submission_marks import ItemMark
 from course_lib.errors import CourseError
 
@@ -56,7 +51,7 @@ class Desk:
                 "points": given.points if given else None,
                 "comment": self.reviews.drafts.get(
                     (mark.student, mark.item), given.comment if given else ""),
-                "changed": given is not None and given.answer_sha256 != digest(mark.text)}
+                "changed": is_stale(mark, self.reviews.human)}
 
     def give(self, body: bytes) -> None:
         """Keep the mark of a request; CourseError for one that is malformed."""

@@ -6,32 +6,19 @@ import csv
 import io
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from course_lib.classroom.grading.human import HumanMark, Key, points_of, status_of, waits
 from course_lib.classroom.grading.submission_marks import ItemMark
 
 COLUMNS = ("student", "day", "item", "kind", "status", "auto", "manual", "max", "message", "sha256")
 FORMULA = ("=", "+", "-", "@", "\t", "＝", "＋", "－", "＠")
 
 
-@dataclass(frozen=True)
-class HumanMark:
-    """What a human gave a reading item, and the digest of the answer that was read."""
-
-    points: float
-    comment: str
-    answer_sha256: str
-
-
-Key = tuple[str, str]
-"""Student and item."""
-
-
 def grades_csv(marks: Iterable[ItemMark], human: Mapping[Key, HumanMark]) -> str:
     """One line per student and item, in that order."""
     return table(COLUMNS, (
-        (mark.student, mark.day, mark.item, mark.kind, mark.status, mark.auto,
+        (mark.student, mark.day, mark.item, mark.kind, status_of(mark, human), mark.auto,
          number(human[mark.student, mark.item].points) if (mark.student, mark.item) in human
          else "",
          mark.max, " ".join((*(f"[{flag}]" for flag in mark.flags), *mark.messages)), mark.sha256)
@@ -39,24 +26,20 @@ def grades_csv(marks: Iterable[ItemMark], human: Mapping[Key, HumanMark]) -> str
 
 
 def totals_csv(marks: Iterable[ItemMark], human: Mapping[Key, HumanMark]) -> str:
-    """One line per student: points of each day and of all, and how many texts wait to be read."""
+    """One line per student: points of each day, empty where it was not handed in, and of all; the
+    most that the days handed in could give; how many texts wait to be read."""
     marks = in_order(marks)
     days = sorted({mark.day for mark in marks})
     lines: list[tuple[Any, ...]] = []
     for student in dict.fromkeys(mark.student for mark in marks):
         own = [mark for mark in marks if mark.student == student]
-        of_day = {day: sum(points_of(m, human) for m in own if m.day == day) for day in days}
-        waiting = sum(m.status == "to_review" and (student, m.item) not in human for m in own)
-        lines.append((student, *(number(of_day[day]) for day in days),
+        of_day = {day: sum(points_of(m, human) for m in own if m.day == day)
+                  for day in days if any(m.day == day for m in own)}
+        waiting = sum(waits(m, human) for m in own)
+        lines.append((student, *(number(of_day[day]) if day in of_day else "" for day in days),
                       number(sum(of_day.values())), sum(m.max for m in own), waiting))
     head = ("student", *(f"day{day:02d}" for day in days), "points", "max", "to_review")
     return table(head, lines)
-
-
-def points_of(mark: ItemMark, human: Mapping[Key, HumanMark]) -> float:
-    """All points of an item: those counted and a human's."""
-    given = human.get((mark.student, mark.item))
-    return mark.auto + (given.points if given else 0)
 
 
 def in_order(marks: Iterable[ItemMark]) -> list[ItemMark]:

@@ -7,8 +7,11 @@ import csv
 import io
 import json
 import os
+import subprocess
 import threading
 import zipfile
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from pathlib import PurePosixPath
 from types import SimpleNamespace
@@ -38,6 +41,7 @@ from course_lib.classroom.grading.handed_in import (
     read_notebook,
     take_apart,
 )
+from course_lib.classroom.grading.human import HumanMark
 from course_lib.classroom.grading.marking import (
     evidence_of,
     mark_code,
@@ -52,7 +56,6 @@ from course_lib.classroom.grading.submissions import (
     find_submissions,
     place_of,
 )
-from course_lib.classroom.grading.tables import HumanMark
 from course_lib.classroom.grading.taken_away import without, write_library
 from course_lib.classroom.hidden import Group
 from course_lib.errors import CourseError
@@ -405,6 +408,12 @@ def test_an_environment_behind_a_link_is_there_by_both_names(monkeypatch, tmp_pa
     assert sandbox.python_folders() == [real, str(tmp_path / "link")]
 
 
+def test_where_memory_runs_out_the_answer_ends_and_not_the_grader():
+    done = subprocess.run(["cat", "/proc/self/oom_score_adj"], preexec_fn=sandbox._limit,
+                          capture_output=True, text=True)
+    assert done.stdout == "1000\n"
+
+
 def test_threads_are_counted_not_processes():
     done = threading.Event()
     threads = [threading.Thread(target=done.wait) for _ in range(40)]
@@ -558,6 +567,22 @@ def test_a_defect_of_the_grader_is_said_in_one_row_only(monkeypatch, tmp_path):
             submission_marks.marks_of(submission, tmp_path)
 
 
+class Dying:
+    """An executor whose process ends."""
+
+    def submit(self, work, submission):
+        future: Future = Future()
+        future.set_exception(BrokenProcessPool())
+        return future
+
+
+def test_a_grader_that_the_system_ended_is_said(tmp_path):
+    found = Found([Submission("ann", 10, "ann", b"")], [])
+    tasks = batch.tasks_of(found, tmp_path, True)
+    with pytest.raises(CourseError, match="for want of memory.*fewer --jobs"):
+        batch.grade(tasks, 1, True, executor=Dying())
+
+
 # Writing down
 
 
@@ -577,7 +602,7 @@ def test_tables_are_sorted_and_harmless():
     total = list(csv.DictReader(io.StringIO(tables.totals_csv(marks, human)[1:])))
     assert total[1] == {"student": "bob", "day10": "8.5", "points": "8.5", "max": "10",
                         "to_review": "0"}
-    assert tables.totals_csv(marks, {}).splitlines()[2] == "bob,7,7,10,1"
+    assert tables.totals_csv(marks, {}).splitlines()[2] == "bob,7,7,10,0"
 
 
 @given(st.text(st.characters()))
@@ -594,7 +619,7 @@ def test_feedback_escapes_what_others_wrote():
     marks = [mark("<b>&", status="error:Oops", auto=0, messages=("Mind [the] <sign>.",),
                   flags=("duplicate_cell",))]
     page, text = feedback.page(marks, {}), feedback.markdown(marks, {})
-    assert "<b>" not in page and "&lt;sign&gt;" in page and "It raised oops" in page
+    assert "<b>" not in page and "&lt;sign&gt;" in page and "It raised Oops" in page
     assert "\\<b\\>" in text and "0 of 5 points" in text and "more than once" in text
 
 

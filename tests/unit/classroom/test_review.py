@@ -16,16 +16,15 @@ from tornado.httpserver import HTTPServer
 
 from course_lib.classroom.grading import batch, review_page
 from course_lib.classroom.grading.canvas import canvas_csv
+from course_lib.classroom.grading.human import HumanMark, most_of
 from course_lib.classroom.grading.review import (
     Reviews,
     merge_csv,
-    most_of,
     queue_csv,
     rubric_of,
     source_of,
 )
 from course_lib.classroom.grading.submission_marks import ItemMark
-from course_lib.classroom.grading.tables import HumanMark
 from course_lib.commands import grade
 from course_lib.commands.parser import Parser
 from course_lib.errors import CourseError
