@@ -7,6 +7,7 @@ network and everything else. Without bubblewrap nothing is run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -144,6 +145,8 @@ def environment() -> dict[str, str]:
 def _limit() -> None:
     """In the new process, before bubblewrap: what neither it nor what it starts may exceed. The
     limit of processes is set further inside."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # where memory runs out, this ends and not the grader
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, FILE_SIZE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
