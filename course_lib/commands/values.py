@@ -6,6 +6,8 @@ import argparse
 import math
 from collections.abc import Callable
 
+LONGEST_WAIT = 1_000_000  # seconds
+
 
 def positive(text: str) -> int:
     """An integer of at least 1."""
@@ -30,13 +32,14 @@ def fraction(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A finite number of seconds above 0."""
+    """A number of seconds above 0, at most some days: sockets know an end of time."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    if not 0 < value <= LONGEST_WAIT:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of seconds above 0, at most {LONGEST_WAIT}, not {text!r}")
     return value
 
 

@@ -42,7 +42,8 @@ class Client:
     asks the server, which must serve one. api_key: sent as a bearer token; None takes the
     environment's COURSE_API_KEY. timeout: seconds without text until a request is given up.
     Redirects are not followed, so the key goes nowhere else; a loopback address is never asked
-    through a proxy. Raises CourseError for a URL or key that cannot be meant.
+    through a proxy. Raises CourseError for a URL or key that cannot be meant, and for a proxy in
+    the environment that cannot be used.
     """
 
     def __init__(
@@ -62,13 +63,20 @@ class Client:
         self._model = model
         self.timeout = timeout
         self.faults = Faults(self.base + ROUTE, self._key, timeout)
-        self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            timeout=httpx.Timeout(timeout, connect=min(CONNECT_TIMEOUT, timeout)),
-            trust_env=not is_loopback(httpx.URL(self.base).host),
-            verify=self.base.startswith("https:"),  # else there is no certificate to be verified
-            follow_redirects=False,
-        )
+        try:
+            self._http = httpx.Client(
+                headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+                timeout=httpx.Timeout(timeout, connect=min(CONNECT_TIMEOUT, timeout)),
+                trust_env=not is_loopback(httpx.URL(self.base).host),
+                verify=self.base.startswith("https:"),  # else there is no certificate to verify
+                follow_redirects=False,
+            )
+        except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
+            raise CourseError(
+                "a proxy or certificate file that the environment names cannot be used "
+                f"({shortened(str(error))}): look at ALL_PROXY, HTTP_PROXY, HTTPS_PROXY and "
+                "SSL_CERT_FILE, or name the server's host in NO_PROXY"
+            ) from None
 
     def __enter__(self) -> Client:
         return self

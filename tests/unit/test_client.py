@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import sys
 import threading
 import time
 from itertools import count
@@ -293,6 +294,20 @@ def test_environment_proxies_are_not_asked_for_this_machine(server, monkeypatch)
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     assert ask(server).text == "hello"
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("ALL_PROXY", "socks9://127.0.0.1:9"), ("ALL_PROXY", "socks5://127.0.0.1:9"),
+    ("SSL_CERT_FILE", "no-such-file")])
+def test_what_the_environment_says_of_proxies_may_be_of_no_use(monkeypatch, name, value):
+    for proxy in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(proxy, raising=False)
+        monkeypatch.delenv(proxy.upper(), raising=False)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "socksio", None)  # not installed
+    with pytest.raises(CourseError, match=r"cannot be used \(.*look at ALL_PROXY") as error:
+        Client("https://example.invalid")
+    assert "\n" not in str(error.value)
 
 
 def test_an_answer_given_up_half_way_can_be_read_on_but_not_after_an_error(server):

@@ -140,6 +140,7 @@ def test_a_first_prompt_that_fails_is_one_sentence(server, capsys):
     (["--template", "bare"], "choose chat or instruct"),
     (["--timeout", "0"], "seconds above 0"),
     (["--timeout", "inf"], "seconds above 0"),
+    (["--timeout", "1e300"], "seconds above 0, at most 1000000"),
     (["--model", "no-such-folder"], "no-such-folder"),
     (["--tokens", "12"], "needs at least"),
 ])
