@@ -319,6 +319,20 @@ def test_each_rule_on_heads_that_need_different_blocks():
     assert ids("mean_score", [0.4, 0.6, 0.5, 0.5]) == [[0, 1, 2, 3, 5]]
 
 
+def test_mean_score_stops_where_the_threshold_is_reached():
+    masks = np.ones((1, 1, 5), bool)
+
+    def ids(masses, threshold):
+        sums = np.array([[masses]], F32)
+        return aggregate(masks, "mean_score", num_kv_heads=1, block_sums=sums,
+                         threshold=threshold).by_head[0].tolist()
+
+    assert ids([1, 4, 2, 1, 0], 0.5) == [0, 1, 4]  # 4 of 8: block 2 is not needed
+    assert ids([1, 4, 2, 1, 0], 0.75) == [0, 1, 2, 4]
+    assert ids([1, 4, 0, 0, 0], 0.99) == [0, 1, 4]
+    assert ids([1, 4, 0, 0, 0], 1) == [0, 1, 2, 3, 4]
+
+
 def test_half_of_the_votes_is_no_majority():
     masks = np.zeros((2, 2, 3), bool)
     masks[0, :, 1] = True
