@@ -30,7 +30,8 @@ from course_lib.prefill_attention import causal_attention
 from course_lib.quant import quantize_blocks
 
 __all__ = ["attend", "causal_attention", "check_query", "check_rows", "head_scores", "kv_head",
-           "online", "online_softmax", "quiet", "single_pass_q8", "softmax", "two_pass", "widen"]
+           "online", "online_softmax", "quiet", "single_pass_q8", "softmax", "two_pass",
+           "two_pass_rows", "widen"]
 
 Q_BLOCK = 32  # query values that share a scale in the single pass
 TOKEN_BLOCK = 32  # tokens per rescale in the single pass
@@ -100,7 +101,15 @@ def two_pass(q: Any, k: Any, v: Any, k_scale: Any = None, v_scale: Any = None) -
     infinity. Source: engine rule; the kernel of every exact and sparse arm.
     """
     q = check_query(q)
-    return _all_heads("two_pass", attend, q, check_rows(q, k, v, k_scale, v_scale))
+    return two_pass_rows(q, check_rows(q, k, v, k_scale, v_scale))
+
+
+def two_pass_rows(q: np.ndarray, rows: LayerRows) -> np.ndarray:
+    """two_pass of a query and rows that fit each other, as those of a KVCache do.
+
+    q float32 [num_heads, head_dim], C-contiguous. Raises NotFiniteError for NaN or infinity.
+    """
+    return _all_heads("two_pass", attend, q, rows)
 
 
 def online(q: Any, k: Any, v: Any, k_scale: Any = None, v_scale: Any = None) -> np.ndarray:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from course_lib.arrays import F32, LayerRows, NotFiniteError, as_float32
+from course_lib.arrays import F32, LayerRows, NotFiniteError, all_finite, as_float32
 
 # The weight of a far token may underflow to 0: that is its value. Overflow and NaN are looked for
 # in the results, so that they are reported as errors and not as warnings.
@@ -34,7 +34,7 @@ def check_query(q: Any, ndim: int = 2) -> np.ndarray:
     q = np.ascontiguousarray(as_float32(q, "q", ndim))
     if q.size == 0:
         raise ValueError(f"q must hold at least one query, not shape {q.shape}.")
-    if not np.isfinite(q).all():
+    if not all_finite(q):
         raise NotFiniteError("q holds NaN or infinity; check the step that produced it.")
     return q
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from course_lib import backend, sparse
-from course_lib.attention import kv_head, two_pass
+from course_lib.attention import kv_head, two_pass, two_pass_rows
 from course_lib.decode_gate import automatic_blocks
 from course_lib.engine.checks import check_blocks
 from course_lib.kvcache import KVCache, LayerRows
@@ -56,7 +56,7 @@ class DecodeAttention:
         rows = self.cache.rows(layer)
         begin = time.perf_counter()
         if self.k is None:
-            context = two_pass(q[:, 0], *rows)
+            context = two_pass_rows(q[:, 0], rows)
             chosen: list[sparse.Selection] = []
             self.blocks_read += [self.n_blocks] * len(q)
         else:

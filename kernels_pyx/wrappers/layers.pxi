@@ -300,6 +300,17 @@ def softmax(Variant variant not None, x, out):
 
 
 @operation
+def all_finite(Variant variant not None, x):
+    """Return whether none of the numbers of x float32 [n] is NaN or infinite."""
+    cdef Array numbers = Array(x, "x", "float32", 1)
+    cdef ptrdiff_t n = numbers.size(0)
+    cdef bint fine
+    with nogil:
+        fine = variant.c.layers.all_finite(<const float *>numbers.view.buf, n)
+    return fine
+
+
+@operation
 def argmax(Variant variant not None, x):
     """Return the index of the largest number of x float32 [n], n >= 1: the lowest one on ties.
 

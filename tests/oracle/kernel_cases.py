@@ -586,6 +586,15 @@ def silu_mul(bits, rows, d, exponent):
             outputs(out=(F32, (rows, d))))
 
 
+@maker(*(dict(n=n, bad=bad) for n in (37, 1, 16, 100) for bad in (0, 1)),
+       n=(1, 80), bad=(0, 1))
+def all_finite(bits, n, bad):
+    x = bits.floats(n, 100, 20)
+    if bad:
+        x[bits.whole(1, 0, n - 1)] = np.inf
+    return dict(x=x), {}
+
+
 @maker(*(dict(n=n, ties=ties) for ties in (1, 0) for n in (37, 1, 15, 16, 17, 128, 1000)),
        n=(1, 80), ties=(0, 1))
 def argmax(bits, n, ties):
