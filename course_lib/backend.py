@@ -166,6 +166,10 @@ def _resolve(requested: str) -> tuple[BackendInfo, Mapping[str, Callable[..., An
 
 
 def _load() -> tuple[Any, str]:
+    # Between two parallel loops GNU's OpenMP lets a thread spin, for milliseconds if not told
+    # otherwise; beside another process that takes the core from the one that has work to do. It
+    # reads this when it is loaded. A short spin bridges what lies between two kernels of a token.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     try:
         module = importlib.import_module("kernels_pyx")
     except ModuleNotFoundError as error:

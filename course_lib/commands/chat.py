@@ -15,7 +15,7 @@ from course_lib.errors import CourseError
 from course_lib.kvcache import CACHE_DTYPES
 from course_lib.paths import MODELS
 
-HELP = "Talk to a model: one answer to PROMPT, or a conversation; text comes as it is generated."
+HELP = "talk to a model: one answer to PROMPT, or a conversation; text comes as it is made"
 SHIPPED = (
     "the shipped model finds facts again that stand in its prompt, it is no chat model: give a "
     "chat model with --model DIR"
@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
              "input leaves, Ctrl-C ends an answer, which stays in the conversation, twice leaves "
              "(130); if the input is no terminal, each of its lines is a question")
     add("--model", metavar="DIR",
-        help="a checkpoint folder or .gguf file (default: the shipped model, no chat model)")
+        help="a checkpoint folder, a .gguf file, or smollm2 where it is installed (default: the "
+             "shipped model, no chat model)")
     add("--weights", choices=WEIGHT_KINDS, default="f32", help="weights in memory (default f32)")
     add("--kv", choices=CACHE_DTYPES, default="f32", help="rows of the KV cache (default f32)")
     add("--k", type=k_value, metavar="K",
@@ -106,8 +107,8 @@ def check_template(engine: Engine, think: bool) -> None:
     template = engine.tokenizer.chat_template
     if template is None:
         raise CourseError(
-            "chat: this model has no chat template, it only continues text; choose an instruct or "
-            "chat checkpoint"
+            "chat: this checkpoint has no chat template (chat_template.jinja, or chat_template in "
+            "tokenizer_config.json): copy that file too, or choose an instruct or chat checkpoint"
         )
     if think and not template.knows_thinking:
         raise CourseError("chat: this model's template has no switch for thinking; omit --think")

@@ -64,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="queries that --importance last_window counts (default: tokens mod 256)")
     add("--kv", choices=CACHE_DTYPES, help="rows of the KV cache (default f32)")
     add("--model", metavar="DIR",
-        help="a checkpoint folder or .gguf file (default: the shipped model); with --url only its "
+        help="a checkpoint folder, a .gguf file, or smollm2 where it is installed (default: the "
+             "shipped model); with --url only its "
              "tokenizer is used, to size the prompts")
     add("--weights", choices=WEIGHT_KINDS, help="weights in memory (default f32)")
     add("--url", metavar="URL",

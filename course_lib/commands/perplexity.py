@@ -40,7 +40,8 @@ REMEDY = "give a UTF-8 text file"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, metavar="DIR",
-        help="a checkpoint folder or .gguf file (default: the shipped model)")
+        help="a checkpoint folder, a .gguf file, or smollm2 where it is installed (default: the "
+             "shipped model)")
     add("--text", type=Path, metavar="FILE",
         help="a text, cut into windows (default: conversations in the course's own world)")
     add("--weights", type=choices_of(*WEIGHTS), default=WEIGHTS, metavar="KIND,…",

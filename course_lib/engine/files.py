@@ -25,8 +25,8 @@ def checkpoint_folder(path: str | Path) -> Path:
     except OSError as error:
         problem = f"cannot be opened ({error.strerror})"
     raise CourseError(
-        f"{folder} {problem}: give the folder that holds config.json, model.safetensors and "
-        "tokenizer.json"
+        f"{folder} {problem}: give the folder that holds config.json, the safetensors files and "
+        "tokenizer.json, or a .gguf file"
     )
 
 
@@ -42,7 +42,8 @@ def require_model(folder: Path) -> None:
     elif is_there(folder / "adapter_config.json"):
         remedy = "this is an adapter: merge it into its model, then give the merged model's folder"
     else:
-        remedy = "give the folder that holds config.json, model.safetensors and tokenizer.json"
+        remedy = ("give the folder that holds config.json, the safetensors files and "
+                  "tokenizer.json, or a .gguf file")
     raise CourseError(f"{folder / 'config.json'} is missing: {remedy}")
 
 

@@ -176,7 +176,8 @@ class Tokenizer:
         if self.chat_template is None:
             raise CourseError(
                 "this checkpoint has no chat template (neither chat_template.jinja nor "
-                "chat_template in tokenizer_config.json): encode a plain prompt instead"
+                "chat_template in tokenizer_config.json): copy these files too, or, for a model "
+                "without one, use needle --template bare or perplexity --text FILE"
             )
         ids: list[int] = []
         for text, is_control in self.chat_template.pieces(

@@ -69,8 +69,8 @@ q8 stores each number in one byte instead of two or four, and adds one float32 s
 $2 \cdot 8 \cdot (128 + 4) = 2112$.
 
 The article's "× 0.52" is $2112/4096$. Read it with care: it compares with f16, and it counts what
-one decode step **scans**. It is not the memory. By default the engine keeps its float32 rows beside
-the q8 rows, as a mirror. Here is the same ledger for the model that ships with this course, with a
+one decode step **scans**. It is not the memory. By default the article's engine keeps its float32 rows
+beside the q8 rows, as a mirror; the cache of this course does not. Here is the same ledger for the model that ships with this course, with a
 conversation of 2,061 tokens.
 """
 
@@ -88,7 +88,7 @@ for row in kvcache.kv_ledger(*shape, len(prompt.ids)):
 r"""
 Two surprises. On 64 values a head the four bytes of scale weigh more, so q8 is × 0.531 here, not
 × 0.516. And with the mirror **memory goes up**, to two and a half times f16, while the scan shrinks.
-(The line with probe keys belongs to day 10: a second copy of every fourth key, for choosing blocks.)
+(The line with probe keys: for choosing blocks, day 10, a q8 cache keeps every fourth key a second time.)
 
 Now the question that matters. We hide one sentence in 2,061 tokens of notes and ask for it.
 *Predict:* with every key and value squeezed into one byte, does the model still answer?
@@ -333,8 +333,9 @@ The order is the point. Both arrays are checked, then both are quantized, then m
 and only then something is written. A NaN in V leaves K unwritten too; otherwise the cache would hold
 a key without its value.
 
-`quantize_rows` gets `[heads, tokens, d]` and takes its maximum over the last axis only. The loop over
-heads is inside NumPy.
+`quantize_rows` gets `[heads, tokens, d]` and takes its maximum over the last axis only. It is there
+twice: a compiled kernel does the work, and the NumPy lines below the call are the definition, which is
+what the exercise reads. Their loop over heads is inside NumPy.
 """
 
 # %% [markdown] course={"id": "d09.b1", "kind": "B", "role": "card"}

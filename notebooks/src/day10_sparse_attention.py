@@ -386,7 +386,8 @@ Open [sparse.py](../course_lib/sparse.py), [engine/decode.py](../course_lib/engi
   (use your function).
 
 Then say in two or three sentences: what does a user of `--sparse-k 32` with a prompt of 900 tokens
-get, and how would they notice? Is the gate at the break-even?
+get (the public engine's flag; here it is `decode_k=32`), and how would they notice? Is the gate at the
+break-even?
 
 <details><summary>Hint</summary>
 
@@ -816,9 +817,9 @@ a fact about the baseline. (Times of a busy machine jump; run the cell twice bef
 
 So an engine that may choose has to measure first. `./course bench` does, with caches that no CPU cache
 holds, and remembers where block-sparse decode begins to win on your machine; `decode_k="auto"` reads all
-rows below that length and 32 blocks above it. (Without a
-bench on this machine it goes by numbers of ours.) An experiment must not be decided that way: it asks for
-its blocks and gets them.
+rows below that length and 32 blocks above it; without compiled kernels it always reads all rows. (Without a
+bench on this machine it goes by numbers of ours.) What is measured must not be decided that way: an
+experiment about blocks asks for its blocks and gets them.
 
 ### Many blocks
 

@@ -235,3 +235,14 @@ def test_a_held_choice_is_looked_up_once_and_gives_way_to_using(monkeypatch):
         other.join()
         assert (seen[0] is None) == (not kernels_pyx.VARIANTS)  # each thread holds its own
     assert (backend.kernel("rms_norm") is None) == (not kernels_pyx.VARIANTS)
+
+
+def test_threads_that_wait_do_not_spin_for_long():
+    """Set before the kernels are loaded, and a user's own value stays."""
+    code = ("import os; from course_lib import backend; backend.info(); "
+            "print(os.environ.get('GOMP_SPINCOUNT'))")
+    for own, expected in ({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"):
+        env = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | own
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True,
+                              text=True, cwd=ROOT, check=True)
+        assert done.stdout.strip() == expected
