@@ -13,6 +13,7 @@ from course_lib.errors import CourseError
 
 # Bounds the list of layers that a damaged file could ask for.
 MOST_LAYERS = 100_000
+MOST_TOKENS = 2**31  # up to which the kernels turn positions into angles
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,9 @@ class ModelConfig:
                 f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
         if self.head_dim % 2:
             problems.append(f"head_dim {self.head_dim} is odd, RoPE turns pairs")
+        if self.max_position_embeddings > MOST_TOKENS:
+            problems.append(
+                f"max_position_embeddings {shown(self.max_position_embeddings)} is above 2^31")
         if self.rope_theta < 1:  # angles would grow beyond what cos and sin are exact for
             problems.append(f"rope_theta {self.rope_theta:g} is below 1")
         if self.rope is not None and self.rope_theta == 1:

@@ -257,6 +257,14 @@ def test_memory_left_is_the_machine_s_or_a_group_s(tmp_path, monkeypatch):
     assert memory.available() == 3000 * 1024
 
 
+def test_a_context_that_no_float_holds_is_refused(tmp_path, capsys):
+    context = 10**320
+    write_checkpoint(tmp_path, max_position_embeddings=context)
+    assert cli.main(["doctor", "--model", str(tmp_path), "--context", str(context)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(r"config.json: max_position_embeddings 10{90,}\.\.\. is above 2\^31: ", error)
+
+
 def test_memory_left_is_no_more_than_addresses_are(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "STATUS", tmp_path / "status")
     (tmp_path / "status").write_text("VmPeak:\t 900 kB\nVmSize:\t 600 kB\n")
