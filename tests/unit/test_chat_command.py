@@ -244,8 +244,9 @@ def test_a_model_without_a_template_is_one_line_and_2(tmp_path, capsys):
     (tmp_path / "tokenizer_config.json").unlink()
     assert run(str(tmp_path), "x") == 2
     assert capsys.readouterr().err == (
-        "course: chat: this checkpoint has no chat template (chat_template.jinja, or chat_template in "
-        "tokenizer_config.json): copy that file too, or choose an instruct or chat checkpoint\n"
+        "course: chat: this checkpoint has no chat template (chat_template.jinja, or "
+        "chat_template in tokenizer_config.json): copy that file too, or choose an instruct or "
+        "chat checkpoint\n"
     )
     assert run(str(tmp_path / "nothing"), "x") == 2
     assert "nothing" in capsys.readouterr().err

@@ -390,8 +390,8 @@ def test_absent_and_broken_config_files(tmp_path):
 @pytest.mark.parametrize(
     ("holds", "words"),
     [
-        ([], "give the folder that holds config.json, the safetensors files and tokenizer.json, or a "
-             ".gguf file$"),
+        ([], "give the folder that holds config.json, the safetensors files and tokenizer.json, "
+             "or a .gguf file$"),
         (["notes.txt"], "give the folder that holds"),
         (["snapshots/1f/config.json", "refs/main"], "give .*snapshots/1f, which has one$"),
         (["Qwen3-0.6B/config.json"], "give .*Qwen3-0.6B, which has one$"),
