@@ -49,7 +49,7 @@ def release(target: Path, root: Path = ROOT) -> int:
     inside the course, and where it cannot be written.
     """
     target = Path(os.path.abspath(target))
-    if target.is_relative_to(root):
+    if target.resolve().is_relative_to(root):
         raise CourseError(f"release: {target} lies inside the course; name a folder outside it.")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CourseError(f"release: {target} is not empty; name a new folder.")

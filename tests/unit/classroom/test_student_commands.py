@@ -177,6 +177,9 @@ def test_release_leaves_the_hidden_half_behind(small, tmp_path, with_git):
         release(target, small)
     with pytest.raises(CourseError, match="inside the course"):
         release(small / "x", small)
+    (tmp_path / "link").symlink_to(small)
+    with pytest.raises(CourseError, match="inside the course"):
+        release(tmp_path / "link" / "x", small)
 
 
 def test_everything_at_the_top_of_the_course_is_released():
