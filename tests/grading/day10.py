@@ -337,6 +337,7 @@ HIDDEN = [
 ]
 
 SPARSE, DECODE = "course_lib/sparse.py", "course_lib/engine/decode.py"
+GENERATE = "course_lib/engine/generate.py"
 
 READINGS = {
     "d10.b1": {
@@ -364,7 +365,8 @@ READINGS = {
     },
     "d10.b3": {
         "reads_all_anyway": Lines(DECODE, first="self.blocks_read += [self.n_blocks]"),
-        "first_token": Lines("course_lib/engine/generate.py", first="greedy(session.logits)"),
+        "first_token": [Lines(GENERATE, first="greedy(session.logits)"),
+                        Lines(GENERATE, first="next_token, gap = _choose(sampler, session)")],
         "evaluation": Lines("course_lib/engine/engine.py",
                             first="run_prompt(self.model, self._prompt(ids))",
                             symbol="Engine.forward"),
