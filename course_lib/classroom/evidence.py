@@ -14,6 +14,8 @@ from course_lib.classroom.sealed import place_problem
 from course_lib.paths import ROOT
 
 PLACEHOLDERS = {"", "…", "..."}
+PLACEHOLDER = "path:first-last"
+"""What stands after ``Evidence:`` until a learner fills it in."""
 _MARKER = re.compile(r"<!--\s*ANSWER\s+(d\d\d\.b[1-9])\s*-->")
 
 
@@ -46,7 +48,7 @@ def lint_answer(markdown: str, root: Path = ROOT) -> list[str]:
         found.append("The line <!-- ANSWER … --> is gone; copy it back from the original.")
     if answer.text in PLACEHOLDERS:
         found.append("Write your answer after 'Answer:'.")
-    if not answer.places or "path:first-last" in answer.places:
+    if not answer.places or PLACEHOLDER in answer.places:
         found.append("Cite the lines you read after 'Evidence:', as path:first-last.")
         return found
     problems = ((place, place_problem(place, root)) for place in answer.places)

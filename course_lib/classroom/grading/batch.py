@@ -94,7 +94,9 @@ def read_kept(path: Path) -> list[ItemMark] | None:
     """Marks that an earlier run kept; None where there are none or they are damaged."""
     try:
         return [ItemMark(**(line | {"messages": tuple(line["messages"]),
-                                    "flags": tuple(line["flags"])}))
+                                    "flags": tuple(line["flags"]),
+                                    "evidence": tuple((part, place) for part, place
+                                                      in line.get("evidence", ()))}))
                 for line in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -27,7 +27,8 @@ class Runner(Protocol):
 @dataclass(frozen=True)
 class Marked:
     """An item's mark: `auto` of `possible` points without a human's; `status` and `flags` as in
-    docs/instructors.md; `messages`: what the learner reads; `text`: what a human is to read."""
+    docs/instructors.md; `messages`: what the learner reads; `text`: what a human is to read, and
+    `evidence`, the places that the parts of the evidence cell cite, each with its part."""
 
     status: str
     auto: int
@@ -35,6 +36,7 @@ class Marked:
     messages: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     text: str = ""
+    evidence: tuple[tuple[str, str], ...] = ()
 
 
 def mark_code(item: Exercise, handed: HandedIn, stub: str, groups: Sequence[Group],
@@ -153,7 +155,16 @@ def mark_reading(item: Reading, handed: HandedIn, stub: str, points: int,
     count = sum(told is None for told in complaints.values())
     auto = item.auto * count // len(item.parts) if item.parts else 0
     return Marked("to_review" if written else "partial" if auto else "failed", auto, points,
-                  tuple(messages), handed.flags, (handed.answer or "") if written else "")
+                  tuple(messages), handed.flags, (handed.answer or "") if written else "",
+                  _cited(item, found or {}) if written else ())
+
+
+def _cited(item: Reading, found: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The places that the parts cite: numbers, words and what has not the form of a place aside."""
+    return tuple((part, place) for part in item.parts
+                 for value in [found.get(part)]
+                 for place in (value if isinstance(value, (list, tuple)) else [value])
+                 if isinstance(place, str) and sealed.PLACE.fullmatch(place))
 
 
 def _complaints(item: Reading, found: Mapping[str, Any], root: Path) -> dict[str, str | None]:

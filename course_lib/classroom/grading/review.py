@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import io
 import json
+import re
 import secrets
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.atomic import write_atomically
-from course_lib.classroom.evidence import read_answer
+from course_lib.classroom.evidence import PLACEHOLDER, read_answer
 from course_lib.classroom.grading.human import (
     HumanMark,
     Key,
@@ -27,7 +28,7 @@ from course_lib.classroom.grading.human import (
 )
 from course_lib.classroom.grading.submission_marks import ItemMark
 from course_lib.classroom.grading.tables import in_order, table
-from course_lib.classroom.sealed import place_lines
+from course_lib.classroom.sealed import PLACE, place_lines
 from course_lib.errors import CourseError
 
 MARKS, QUEUE, SALT, LOCK = "review.json", "review.csv", ".state/salt", ".state/lock"
@@ -37,15 +38,20 @@ CONTEXT = 2
 MOST_PLACES = 20
 
 
+Cited = tuple[str, str]
+"""A part of the evidence cell, or nothing for the answer's own lines, and the place."""
+
+
 @dataclass(frozen=True)
 class Waiting:
-    """A text in the queue: `id` stands for the student; `most`: points that a human can give;
+    """A text in the queue: `id` stands for the student; `places`: what the answer cites,
+    each with the part of the evidence cell that does, if any; `most`: points that a human can give;
     `given`: an earlier mark, of this answer or (`changed`) of one that was replaced since."""
 
     id: str
     item: str
     answer: str
-    places: tuple[str, ...]
+    places: tuple[Cited, ...]
     most: int
     given: HumanMark | None
     changed: bool
@@ -101,7 +107,7 @@ class Reviews:
             if everything or waits(mark, self.human):
                 waiting.append(Waiting(
                     self.blind(mark.student, mark.item), mark.item, read_answer(mark.text).text,
-                    read_answer(mark.text).places, most_of(mark), given,
+                    cited(mark), most_of(mark), given,
                     is_stale(mark, self.human)))
         return sorted(waiting, key=lambda w: (w.item, w.id))
 
@@ -158,21 +164,39 @@ def rubric_of(item: str, solutions: str) -> str:
     for node in ast.parse(solutions).body:
         if isinstance(node, ast.Assign) and any(
                 isinstance(t, ast.Name) and t.id == "ANSWERS" for t in node.targets):
-            return str(ast.literal_eval(node.value).get(item, ""))
+            return reflowed(str(ast.literal_eval(node.value).get(item, "")))
     return ""
 
 
-def source_of(places: Sequence[str]) -> str:
-    """The cited lines with their numbers; what is wrong where a place is none."""
-    shown = [f"{place[:200]}\n{place_lines(place, CONTEXT)}" for place in places[:MOST_PLACES]]
+def reflowed(text: str) -> str:
+    """Text whose soft line breaks are joined: an empty line and an item of a list stay."""
+    return re.sub(r"(?<=\S)[ \t]*\n[ \t]*(?=\S)(?![*-] |\d+[.)] )", " ", text.strip())
+
+
+def cited(mark: ItemMark) -> tuple[Cited, ...]:
+    """What an answer cites: its Evidence lines, then the parts of its evidence cell."""
+    own = (place for place in read_answer(mark.text).places if place != PLACEHOLDER)
+    return (*(("", place) for place in own), *mark.evidence)
+
+
+def source_of(places: Sequence[Cited]) -> str:
+    """The cited lines with their numbers; what is wrong with a place that is not there. What was
+    written in words is shown as it is."""
+    shown = [f"{_named(cite)[:200]}\n{place_lines(cite[1], CONTEXT)}"
+             if PLACE.fullmatch(cite[1]) else f"in words: {cite[1][:200]}"
+             for cite in places[:MOST_PLACES]]
     left = len(places) - len(shown)
     return "\n\n".join([*shown, f"(and {left} more places)"] if left else shown)
+
+
+def _named(cite: Cited) -> str:
+    return f"{cite[0]}: {cite[1]}" if cite[0] else cite[1]
 
 
 def queue_csv(waiting: Iterable[Waiting]) -> str:
     """The queue as a table to fill in."""
     return table(COLUMNS, (
-        (w.item, w.id, w.answer, "; ".join(w.places), source_of(w.places), w.most,
+        (w.item, w.id, w.answer, "; ".join(map(_named, w.places)), source_of(w.places), w.most,
          "" if w.given is None or w.changed else f"{w.given.points:g}",
          "" if w.given is None else w.given.comment)
         for w in waiting), lines=True)

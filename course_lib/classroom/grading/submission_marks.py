@@ -30,7 +30,7 @@ from course_lib.errors import CourseError
 @dataclass(frozen=True)
 class ItemMark:
     """A line of grades.csv before a human's points; `sha256` is that of the submission, `text` the
-    answer cell that a human is to read."""
+    answer cell that a human is to read, `evidence` the places of its evidence cell by part."""
 
     student: str
     day: int
@@ -43,6 +43,7 @@ class ItemMark:
     flags: tuple[str, ...]
     sha256: str
     text: str = ""
+    evidence: tuple[tuple[str, str], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON, as kept beside the tables."""
@@ -70,7 +71,7 @@ def marks_of(submission: Submission, libraries: Path, unsandboxed: bool = False)
         ItemMark(submission.student, day.number, item.id, item.id[4].upper(), mark.status,
                  mark.auto, mark.possible, mark.messages,
                  (*mark.flags, "unsandboxed") if unsandboxed and isinstance(item, Exercise)
-                 else mark.flags, sha, mark.text)
+                 else mark.flags, sha, mark.text, mark.evidence)
         for item, mark in ((item, marked[item.id]) for item in day.items)
     ]
 

@@ -196,10 +196,11 @@ def test_a_wrong_table_changes_nothing(tmp_path, change, message):
 def test_rubrics_and_cited_lines():
     assert rubric_of("d1.b1", 'ANSWERS = {"d1.b1": "one " "two"}\n') == "one two"
     assert rubric_of("d1.b2", 'ANSWERS = {"d1.b1": "one"}\n') == ""
-    shown = source_of(["course_lib/paths.py:3-3", "/etc/passwd:1-2", "../../etc/passwd:1-1"])
+    shown = source_of([("", place) for place in (
+        "course_lib/paths.py:3-3", "/etc/passwd:1-2", "../../etc/passwd:1-1")])
     assert "    3> " in shown and "    1  " in shown and "root:" not in shown
     assert shown.count("there is no file") == 2
-    assert source_of(["x:1-1"] * 50).endswith("(and 30 more places)")
+    assert source_of([("", "x:1-1")] * 50).endswith("(and 30 more places)")
 
 
 # The commands
