@@ -21,6 +21,7 @@ MARKERS = {
                          r"<!--[ \t]*ANSWER[ \t]+(d\d\d\.b[1-9])[ \t]*-->)[ \t]*$", re.MULTILINE),
     "evidence": re.compile(r"^[ \t]*#[ \t]*EVIDENCE[ \t]+(d\d\d\.b[1-9])[ \t]*$", re.MULTILINE),
 }
+_MAGIC = re.compile(r"^([ \t]*)(?=[%!])", re.MULTILINE)
 MAX_SOURCE = 200_000
 """Characters of an answer, its helpers and its evidence together; more is neither parsed nor run
 nor shown."""
@@ -79,6 +80,9 @@ def take_apart(notebook: NotebookNode, ours: NotebookNode,
     originals = _by_item(ours)
     ours_sources = {cell.source.strip() for cell in ours.cells}
     theirs = {cell.source.strip() for cell in notebook.cells}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = without_magics(cell.source)
     found = {}
     for item in items:
         stub = _source(ours, originals.get((item.id, "answer"), []))
@@ -98,6 +102,15 @@ def take_apart(notebook: NotebookNode, ours: NotebookNode,
             flags=tuple(flags),
         )
     return found
+
+
+def without_magics(source: str) -> str:
+    """A cell whose lines that IPython alone understands (%time, !ls) are comments; as it is where
+    it parses, or does not parse without them either."""
+    if parsed(source).body or not _MAGIC.search(source):
+        return source
+    plain = _MAGIC.sub(r"\1# ", source)
+    return plain if parsed(plain).body else source
 
 
 def _by_item(notebook: NotebookNode) -> dict[tuple[str, str], list[int]]:

@@ -40,6 +40,7 @@ from course_lib.classroom.grading.handed_in import (
     defined,
     read_notebook,
     take_apart,
+    without_magics,
 )
 from course_lib.classroom.grading.human import HumanMark
 from course_lib.classroom.grading.marking import (
@@ -199,6 +200,18 @@ def test_the_notebook_as_handed_out():
 
 def put(cells, source):
     cells[3].source = source
+
+
+@pytest.mark.parametrize("before, after", {
+    "%%time\ndef f(x):\n    return 1": "# %%time\ndef f(x):\n    return 1",
+    "def f(x):\n    return 1\n%timeit f(1)\n  !ls":
+        "def f(x):\n    return 1\n# %timeit f(1)\n  # !ls",
+    "a = (5\n% 3)": "a = (5\n% 3)", "%time\ndef f(:": "%time\ndef f(:", "%x": "%x", "": "",
+}.items())
+def test_lines_for_ipython_are_left_out(before, after):
+    assert without_magics(before) == after
+    found = answered(lambda cells: put(cells, "# EXERCISE d99.a1\n" + before))["d99.a1"]
+    assert found.answer == "# EXERCISE d99.a1\n" + after and found.flags == ()
 
 
 def test_helpers_above_the_answer_come_along_and_others_do_not():
