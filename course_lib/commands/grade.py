@@ -6,13 +6,14 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from course_lib.errors import CourseError
 
 if TYPE_CHECKING:
+    from course_lib.classroom.grading.human import HumanMark, Key
     from course_lib.classroom.grading.submission_marks import ItemMark
 
 HELP = "grade submissions in a sandbox: tables of marks, feedback for every student"
@@ -23,7 +24,7 @@ BANNER = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``./course grade``."""
-    verbs = parser.add_subparsers(dest="action", required=True, metavar="run")
+    verbs = parser.add_subparsers(dest="action", required=True, metavar="{run,queue,merge}")
     run_ = verbs.add_parser("run", help="grade a folder of submissions")
     run_.add_argument("submissions", type=Path, help="folder with STUDENT/day10*.ipynb, "
                       "STUDENT_day10*.ipynb or zips of them")
@@ -70,6 +71,9 @@ def run_grading(args: argparse.Namespace) -> int:
     from course_lib.classroom.grading.review import Reviews
     from course_lib.classroom.grading.submissions import find_submissions
 
+    if args.output.resolve().is_relative_to(args.submissions.resolve()):
+        raise CourseError(f"grade: the output {args.output} lies in the folder of submissions, "
+                          f"{args.submissions}; name a folder outside it.")
     found = find_submissions(args.submissions)
     for name in found.unrecognised:
         print(f"not recognised, left out: {name}", file=sys.stderr)
@@ -81,9 +85,9 @@ def run_grading(args: argparse.Namespace) -> int:
     try:
         args.output.mkdir(parents=True, exist_ok=True)
         tasks = batch.tasks_of(found, args.output, args.allow_unsandboxed)
-        if not _graded(batch, tasks, args):
+        if not _graded(batch, tasks, args, Reviews(args.output).human):
             return 130
-        reviews = Reviews(args.output)
+        reviews = Reviews(args.output)  # somebody may have marked meanwhile
         marks = batch.all_marks(found, tasks)
         batch.keep_marks(args.output, marks)
         marks = reviews.flagged(marks)
@@ -91,7 +95,7 @@ def run_grading(args: argparse.Namespace) -> int:
     except OSError as error:
         raise CourseError(f"grade: cannot write to {args.output} ({error.strerror}); free or "
                           "unlock it and run again, what is done is kept.") from None
-    _summary(marks, args.output)
+    _summary(marks, reviews.human, args.output)
     return 0
 
 
@@ -167,9 +171,13 @@ def _read(path: Path) -> str:
                           f"({type(error).__name__}).") from None
 
 
-def _graded(batch: Any, tasks: Sequence[Any], args: argparse.Namespace) -> bool:
+def _graded(batch: Any, tasks: Sequence[Any], args: argparse.Namespace,
+            human: Mapping[Key, HumanMark]) -> bool:
     """Run the tasks under a bar; False after Ctrl-C."""
     from tqdm import tqdm
+
+    from course_lib.classroom.grading.human import points_of
+    from course_lib.classroom.grading.tables import number
 
     done = 0
     bar = tqdm(total=len(tasks), unit="notebook", file=sys.stderr,
@@ -179,9 +187,9 @@ def _graded(batch: Any, tasks: Sequence[Any], args: argparse.Namespace) -> bool:
         nonlocal done
         done += 1
         bar.update()
-        points, most = sum(m.auto for m in marks), sum(m.max for m in marks)
-        tqdm.write(f"{task.submission.student}  day {task.submission.day}  {points}/{most}",
-                   file=sys.stdout)
+        points, most = sum(points_of(m, human) for m in marks), sum(m.max for m in marks)
+        tqdm.write(f"{task.submission.student}  day {task.submission.day}  "
+                   f"{number(points)}/{most}", file=sys.stdout)
 
     try:
         with bar:
@@ -193,10 +201,12 @@ def _graded(batch: Any, tasks: Sequence[Any], args: argparse.Namespace) -> bool:
     return True
 
 
-def _summary(marks: Sequence[ItemMark], out: Path) -> None:
+def _summary(marks: Sequence[ItemMark], human: Mapping[Key, HumanMark], out: Path) -> None:
     """Counts per status, and the items with the smallest share of their points."""
+    from course_lib.classroom.grading.human import status_of
+
     print()
-    for status, count in sorted(Counter(m.status for m in marks).items()):
+    for status, count in sorted(Counter(status_of(m, human) for m in marks).items()):
         print(f"{count:6}  {status}")
     flags = Counter(flag for m in marks for flag in m.flags)
     for flag, count in sorted(flags.items()):

@@ -103,14 +103,24 @@ def read_kept(path: Path) -> list[ItemMark] | None:
 
 
 def all_marks(found: Found, tasks: Iterable[Task]) -> list[ItemMark]:
-    """The kept marks of every task, with a remark where a student handed in a day twice."""
+    """The kept marks of every task, with a remark where a student handed in a day twice, or several
+    students the same file."""
     count = Counter((s.student, s.day) for s in found.submissions)
-    marks = []
-    for task in tasks:
-        several = count[task.submission.student, task.submission.day] > 1
-        for mark in read_kept(task.kept) or []:
-            marks.append(replace(mark, flags=(*mark.flags, "several_files")) if several else mark)
-    return marks
+    marks = [mark for task in tasks for mark in read_kept(task.kept) or []]
+    same = same_files(marks)
+    remarks = ((mark, "several_files" if count[mark.student, mark.day] > 1 else "",
+                "same_file" if (mark.day, mark.sha256) in same else "") for mark in marks)
+    return [replace(mark, flags=(*mark.flags, *filter(None, more))) for mark, *more in remarks]
+
+
+def same_files(marks: Iterable[ItemMark]) -> set[tuple[int, str]]:
+    """Day and digest of files that several students handed in; not of those in which nothing was
+    attempted, as in the notebook that was handed out."""
+    students: dict[tuple[int, str], set[str]] = {}
+    for mark in marks:
+        if mark.status not in ("not_attempted", "unreadable"):
+            students.setdefault((mark.day, mark.sha256), set()).add(mark.student)
+    return {file for file, who in students.items() if len(who) > 1}
 
 
 def keep_marks(out: Path, marks: Sequence[ItemMark]) -> None:

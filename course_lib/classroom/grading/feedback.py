@@ -36,6 +36,7 @@ FLAGS = {
     "several_files": "More than one notebook of this day was handed in; the last by name counts.",
     "resubmitted": "The answer changed after it was marked.",
     "unsandboxed": "",
+    "same_file": "",
 }
 
 
