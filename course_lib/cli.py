@@ -32,7 +32,8 @@ exit codes: 0 done; 1 ran, and a test or check failed (or a defect of the course
 ENVIRONMENT = """\
 environment: COURSE_KERNEL=numpy|portable|avx2|avx512|neon|dotprod chooses the kernels (else the
 best that this CPU runs); COURSE_THREADS=N their threads (else one per fast core);
-COURSE_API_KEY is sent to the server of needle --url;
+COURSE_API_KEY is sent to the server of needle --url; COURSE_LOG=DEBUG tells of every chunk of a
+prefill policy what was read;
 COURSE_REQUIRE_KERNELS=1 makes kernels that do not compile an error; COURSE_CACHE=DIR|off says
 where packed weights of large models are kept (else beside the checkpoint); under XDG_CACHE_HOME lie
 the environment of a read-only checkout and the weights of a read-only checkpoint"""
