@@ -105,11 +105,15 @@ def _report_reading(item: exercises.Reading, answer: Any) -> tuple[str, bool]:
         _part_complaint(item, part, result, truth[part])
         for part, result in zip(item.parts, given, strict=True)
     ]
-    if missing:
+    filled = [result.error is not None or not sealed.is_blank(result.value) for result in given]
+    wrong = any(f and c is not None for f, c in zip(filled, complaints, strict=True))
+    if missing and (unknown or not wrong):
         parts = f"unknown parts: {', '.join(unknown)}; " if unknown else ""
         parts += f"missing parts: {', '.join(missing)}"
         return f"[x] {item.id} {complaints.count(None)}/{len(complaints)}: {parts}", False
-    return _summary(item.id, list(item.parts), complaints)
+    # The first wrong part is named, one that is still empty only where no other is wrong.
+    order = sorted(range(len(filled)), key=lambda index: not filled[index])
+    return _summary(item.id, [item.parts[i] for i in order], [complaints[i] for i in order])
 
 
 def _part_complaint(item: exercises.Reading, part: str, result: Result,

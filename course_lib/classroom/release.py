@@ -60,6 +60,9 @@ def release(target: Path, root: Path = ROOT) -> int:
         for path in files:
             (begun / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / path, begun / path, follow_symlinks=False)
+        readme = begun / "README.md"
+        if readme.is_file():
+            readme.write_text(for_students(readme.read_text(encoding="utf-8")), encoding="utf-8")
         if target.exists():
             target.rmdir()
         begun.rename(target)
@@ -68,6 +71,12 @@ def release(target: Path, root: Path = ROOT) -> int:
     finally:
         shutil.rmtree(begun, ignore_errors=True)
     return len(files)
+
+
+def for_students(readme: str) -> str:
+    """The README without the rows of its tables that link to what is kept back."""
+    return "".join(line for line in readme.splitlines(keepends=True)
+                   if not (line.startswith("|") and any(f"]({kept}" in line for kept in KEPT_BACK)))
 
 
 def kept_back(path: Path) -> bool:

@@ -116,7 +116,7 @@ FOREIGN = "give a place, a number or a word"
     ("place", "picture.png:1", "picture.png cannot be read as text"),
     ("place", "a" * 300 + ":1", "there is no file aaa"),
     ("place", "a\0b:1", "there is no file a"),
-    ("place", "\ud800:1", "there is no file \\ud800 in the course"),
+    ("place", "\ud800:1", "there is no file ? in the course"),
     ("place", "code.py:" + "9" * 5000, 'write it as "path:first-last"'),
     ("place", "code.py:" + "9" * 9, "code.py has lines 1 to 3"),
     ("count", HUGE, f"an integer above 2**1000; {FOREIGN}"),

@@ -173,6 +173,9 @@ def test_report_of_a_reading(example):
     assert half == ("[x] d99.b1 1/2: winner — not this value", False)
     part = report("d99.b1", {**right, "ties": ""})
     assert part == ("[x] d99.b1 1/2: ties — still empty", False)
+    wrong = "[x] d99.b1 0/2: winner — not this value", False
+    assert report("d99.b1", {"ties": "", "winner": 0}) == wrong
+    assert report("d99.b1", {"winner": 0}) == wrong
     one = report("d99.b1", {"winner": 1})
     assert one == ("[x] d99.b1 1/2: missing parts: ties", False)
     named = report("d99.b1", {"tie": "", 3: 1, "winner": 1})

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
+import re
 import subprocess
 import zipfile
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -14,7 +17,14 @@ import pytest
 import course_lib
 from course_lib.classroom.grading.submissions import find_submissions
 from course_lib.classroom.handing_in import file_name, packed
-from course_lib.classroom.release import KEPT_BACK, PRODUCT, course_files, release
+from course_lib.classroom.release import (
+    KEPT_BACK,
+    PRODUCT,
+    course_files,
+    for_students,
+    kept_back,
+    release,
+)
 from course_lib.commands import progress, reset, start, submit
 from course_lib.errors import CourseError
 from course_lib.launcher import workspace
@@ -187,7 +197,36 @@ def test_everything_at_the_top_of_the_course_is_released():
     assert {name.split("/")[0] for name in listed.stdout.splitlines()} <= PRODUCT
 
 
+@pytest.mark.skipif(not (ROOT / "tests" / "grading").is_dir(),
+                    reason="this is the students' edition already")
 def test_the_courses_own_release_holds_no_hidden_case():
     kept = {path.as_posix() for path in course_files()
             if path.as_posix().startswith(tuple(KEPT_BACK))}
     assert {"tests/solutions/day10.py", "tests/grading/day10.py"} <= kept
+
+
+def test_no_link_of_the_students_edition_leads_to_what_is_kept_back():
+    pages = {path: (ROOT / path).read_text(encoding="utf-8") for path in course_files()
+             if path.suffix == ".md" and not kept_back(path)}
+    readme = for_students(pages[Path("README.md")])
+    assert "a **student**" in readme and "./course needle" in readme
+    for path, text in {**pages, Path("README.md"): readme}.items():
+        links = [Path(os.path.normpath(path.parent / link))
+                 for link in re.findall(r"\]\(([^)#:]+)", text)]
+        assert [link for link in links if kept_back(link)] == [], path
+
+
+def test_only_rows_that_lead_to_what_is_kept_back_are_dropped(small, tmp_path):
+    rows = "| a | b |\n|---|---|\n| x | [y](docs/a.md) |\n"
+    (small / "README.md").write_text(
+        f"{rows}| an **instructor** | [z](docs/instructors.md) |\n\nSee docs/instructors.md.\n")
+    release(tmp_path / "students", small)
+    assert (tmp_path / "students" / "README.md").read_text() == (
+        f"{rows}\nSee docs/instructors.md.\n")
+
+
+def test_what_the_environment_leaves_is_not_released_without_git(small):
+    for name in (".venv.lock", ".venv.log", ".venv/pyvenv.cfg", "tests/.venv.lock/x"):
+        (small / name).parent.mkdir(exist_ok=True)
+        (small / name).write_text("")
+    assert not [path for path in course_files(small) if ".venv" in path.as_posix()]
