@@ -46,7 +46,7 @@ NOT_EMULATED = (
     "test_engine_config.py", "test_engine_conversation.py", "test_engine_gguf*.py",
     "test_engine_stream.py", "test_engine_tokenizer.py", "test_fits.py", "test_gguf_fuzz.py",
     "test_known_models.py", "test_needle.py", "test_perplexity.py", "test_phase_bar.py",
-    "test_prompts.py", "test_published.py", "test_runs.py",
+    "test_prompts.py", "test_published.py", "test_ruler.py", "test_runs.py",
     "test_safetensors_source.py", "test_server_needle.py", "test_sse.py", "test_tensor_names.py",
     "test_training_documents.py", "test_weight_blocks_gguf.py", "test_weight_cache.py",
     "test_world.py",
