@@ -22,13 +22,14 @@ def run(args: argparse.Namespace) -> int:
     numbers = args.days or sorted(int(path.name[3:5]) for path in workspace.days())
     begun = 0
     for day in dict.fromkeys(numbers):
-        copy = work / workspace.find_notebook(day).name
+        original = workspace.find_notebook(day)
+        copy = work / original.name
         if not copy.exists():
             if args.days:
                 print(f"day {day}: not started; ./course start {day}")
             continue
         begun += 1
-        lines = progress_of(copy, day)
+        lines = progress_of(copy, day, original)
         print(f"day {day}: {count(lines)}")
         for line in lines:
             print(f"  [{line.mark}] {line.item} {line.said}".rstrip())

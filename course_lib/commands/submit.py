@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     from course_lib.launcher import workspace
 
     work = workspace.folder()
-    copy = work / workspace.find_notebook(args.day).name
+    original = workspace.find_notebook(args.day)
+    copy = work / original.name
     if not copy.exists():
         raise CourseError(f"submit: {copy} is not there; ./course start {args.day} makes it, or "
                           "name the day that you worked on.")
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     folder = args.output or work
     target = folder / file_name(student, args.day)
     data = packed(args.day, student, [copy])
-    lines = progress_of(copy, args.day)
+    lines = progress_of(copy, args.day, original)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(target, data)
@@ -48,6 +49,11 @@ def run(args: argparse.Namespace) -> int:
     for line in lines:
         if line.mark != "ok":
             print(f"  [{line.mark}] {line.item} {line.said}".rstrip(), file=sys.stderr)
+    unchecked = [line.item for line in lines if line.unchecked]
+    if unchecked:
+        print(f"course: not checked since it was changed: {', '.join(unchecked)}; run the check "
+              "cells, save and submit again if you want to know before your instructor does",
+              file=sys.stderr)
     return 0
 
 

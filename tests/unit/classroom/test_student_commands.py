@@ -74,6 +74,41 @@ def test_progress_shows_what_the_checks_said(work, capsys):
     assert capsys.readouterr().out == "day 9: not started; ./course start 9\n"
 
 
+def answered(work, **sources):
+    """Write answer cells (evidence cells of readings) of the copy of day 10, outputs kept."""
+    book = nbformat.read(work / DAY10.name, as_version=4)
+    for cell in book.cells:
+        course = cell.metadata.get("course", {})
+        short = course.get("id", "")[4:]
+        if course.get("role") == ("answer" if short[:1] == "a" else "evidence"):
+            cell.source = sources[short](cell.source) if short in sources else cell.source
+    nbformat.write(book, work / DAY10.name)
+
+
+CHANGED = "changed, not checked yet: run its check cell"
+
+
+def test_a_changed_answer_that_was_not_checked_is_said(work, capsys):
+    call(start, "10")
+    checked(work, a1="[x] d10.a1 3/5: ties — expected 1, got 2", a2="")
+    answered(work, a1=lambda s: s + "\n# more", a2=lambda s: "# EXERCISE d10.a2\ndef f(): return 1",
+             a3=lambda s: "# a note\n" + s + "  \n\n", b1=lambda s: s.replace('""', '"x:1"', 1),
+             b2=lambda s: s.replace('""', '" "', 1), b3=lambda s: s + "\n1 + ")
+    capsys.readouterr()
+    call(progress)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "day 10: 0 of 6 checks pass", "  [x] d10.a1 3/5: ties — expected 1, got 2",
+        f"  [?] d10.b1 {CHANGED}", f"  [?] d10.a2 {CHANGED}", "  [ ] d10.b2 not attempted",
+        "  [ ] d10.a3 not attempted", f"  [?] d10.b3 {CHANGED}"]
+    call(submit, "10", "--name", "ann")
+    told = capsys.readouterr().err
+    assert "not checked since it was changed: d10.b1, d10.a2, d10.b3; run" in told
+    checked(work, a2="[ok] d10.a2 6/6 public checks", b1="[x] d10.b1 0/6: x", b3="[x] d10.b3 0/8")
+    call(submit, "10", "--name", "ann")
+    assert "not checked since" not in capsys.readouterr().err
+
+
 def test_progress_of_a_damaged_copy(work):
     call(start, "10")
     (work / DAY10.name).write_text("{")
