@@ -412,6 +412,16 @@ def test_other_programs_leave_an_answer_its_processes(monkeypatch, user, release
     assert sandbox.processes(unsandboxed) == 24 + 1000 * others
 
 
+@pytest.mark.parametrize("user, options, found", [
+    (0, "--size --disable-userns", []), (1000, "--size", ["--unshare-user"]),
+    (1000, "--size --disable-userns", ["--unshare-user", "--disable-userns"])])
+def test_without_root_there_is_one_user_namespace_and_no_other(monkeypatch, user, options, found):
+    monkeypatch.setattr(sandbox, "_options", lambda program: options)
+    monkeypatch.setattr(sandbox.os, "geteuid", lambda: user)
+    words = sandbox.command("bwrap", None)
+    assert [word for word in words if word in ("--unshare-user", "--disable-userns")] == found
+
+
 def test_an_environment_behind_a_link_is_there_by_both_names(monkeypatch, tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
