@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``./course submit``."""
     parser.add_argument("day", type=int, metavar="DAY", help="the day, such as 10")
     parser.add_argument("--name", metavar="NAME",
-                        help="your name, as your instructor knows it (default: your login)")
+                        help="what your instructor told you to use, such as your student number "
+                        "(default: your login)")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR",
                         help="folder for the zip (default: work/)")
 

@@ -12,6 +12,9 @@ from course_lib.classroom.grading import feedback, tables
 from course_lib.classroom.grading.human import HumanMark, digest, status_of
 from course_lib.classroom.grading.review import Reviews
 from course_lib.classroom.grading.submission_marks import ItemMark
+from course_lib.paths import ROOT
+
+PAGE = ROOT / "docs" / "instructors.md"
 
 TEXT = ItemMark("ann", 10, "d10.b2", "B", "to_review", 1, 4, (), (), "sha", "Answer: Because.")
 NONE = replace(TEXT, item="d10.b3", status="partial", text="")
@@ -61,3 +64,12 @@ def test_feedback_says_who_reads_and_for_how_many_points(human, told, points):
 def test_the_name_of_an_exception_keeps_its_case():
     for text in (feedback.markdown([CODE], {}), feedback.page([CODE], {})):
         assert "It raised KeyError." in text
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="the students' edition lacks docs/instructors.md")
+def test_every_status_and_remark_is_documented():
+    text = PAGE.read_text(encoding="utf-8")
+    for name in (*feedback.WORDS, "to_review", "marked"):
+        assert f"`{name}`" in text, name
+    for name in feedback.FLAGS:
+        assert f"`[{name}]`" in text, name
