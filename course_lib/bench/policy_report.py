@@ -17,6 +17,7 @@ from course_lib.bench.policy_cases import (
     CHUNK,
     COLUMNS,
     CURES,
+    LOW_THRESHOLD,
     POLICIES,
     STORES,
     THRESHOLD,
@@ -138,7 +139,8 @@ def report(out: TextIO, run: PolicyRun) -> None:
                 print(f"break-even where reading decides, {row.policy}: {row.estimate_share:.2f} "
                       f"of full's bytes choose, so below {line:.2f} wins; {row.load_share:.2f} "
                       f"measured, {row.ms / slow['full'].ms:.2f} of full's time", file=out)
-        print(f"\ncheaper estimates, in memory\n{'estimate':>18} {'ms':>7} {'estimate':>9} "
+        print(f"\ncheaper estimates, in memory, threshold {LOW_THRESHOLD}\n"
+              f"{'estimate':>18} {'ms':>7} {'estimate':>9} "
               f"{'to choose':>10} {'applied':>8} {'recall':>7}", file=out)
         for row in run.cures:
             if (row.tokens, row.threads) == (tokens, threads) and row.recall is not None:
