@@ -29,25 +29,27 @@ MAX_BODY = 100_000
 
 
 class Desk:
-    """What the page works on: the queue as it was opened, and where marks go."""
+    """What the page works on: the queue as it was opened, its rubrics, and where marks go. Raises
+    CourseError in the students' edition, which has no rubrics."""
 
     def __init__(self, reviews: Reviews, marks: Sequence[ItemMark], everything: bool):
         self.reviews, self.token = reviews, secrets.token_urlsafe(24)
         self.waiting = reviews.queue(marks, everything)
+        self._rubrics = {item: rubric_of(item, load_day(parse_id(item)[0]).solutions)
+                         for item in dict.fromkeys(w.item for w in self.waiting)}
         self._mark = {(mark.item, reviews.blind(mark.student, mark.item)): mark
                       for mark in marks if mark.text}
 
     def queue(self) -> list[dict[str, Any]]:
         """The texts with their sources, rubrics and the marks given so far; no student's name."""
-        rubrics = {item: rubric_of(item, load_day(parse_id(item)[0]).solutions)
-                   for item in dict.fromkeys(w.item for w in self.waiting)}
-        return [self._shown(w, rubrics[w.item]) for w in self.waiting]
+        return [self._shown(w) for w in self.waiting]
 
-    def _shown(self, waiting: Waiting, rubric: str) -> dict[str, Any]:
+    def _shown(self, waiting: Waiting) -> dict[str, Any]:
         mark = self._mark[waiting.item, waiting.id]
         given = self.reviews.human.get((mark.student, mark.item))
         return {"id": waiting.id, "item": waiting.item, "answer": waiting.answer,
-                "source": source_of(waiting.places), "rubric": rubric, "most": waiting.most,
+                "source": source_of(waiting.places), "rubric": self._rubrics[waiting.item],
+                "most": waiting.most,
                 "points": given.points if given else None,
                 "comment": self.reviews.drafts.get(
                     (mark.student, mark.item), given.comment if given else ""),

@@ -27,6 +27,13 @@ def example(tmp_path, monkeypatch) -> Day:
 
 
 @pytest.fixture
+def hidden_half() -> None:
+    """For tests that grade: hidden cases and solutions, which the students' edition lacks."""
+    if not (ROOT / "tests" / "grading").is_dir():
+        pytest.skip("the students' edition has no tests/grading")
+
+
+@pytest.fixture
 def default_signals():
     """SIGTERM and SIGHUP as in a terminal, also where the tests run under nohup."""
     before = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGHUP)}

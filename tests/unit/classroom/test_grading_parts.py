@@ -567,6 +567,7 @@ def test_evidence_is_a_literal(source, expected):
     assert evidence_of(source) == expected
 
 
+@pytest.mark.usefixtures("hidden_half")
 def test_a_defect_of_the_grader_is_said_in_one_row_only(monkeypatch, tmp_path):
     book = load_day(10).ours
     broken = submission_marks._mark
@@ -599,6 +600,7 @@ class Dying:
         return future
 
 
+@pytest.mark.usefixtures("hidden_half")
 def test_a_grader_that_the_system_ended_is_said(tmp_path):
     found = Found([Submission("ann", 10, "ann", b"")], [])
     tasks = batch.tasks_of(found, tmp_path, True)

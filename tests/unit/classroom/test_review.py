@@ -236,7 +236,7 @@ def test_queue_and_merge_by_table(tmp_path, capsys):
 
 
 @pytest.fixture
-def page(tmp_path):
+def page(tmp_path, hidden_half):
     """(address, desk) of a running page."""
     desk = review_page.Desk(Reviews(tmp_path), MARKS, everything=False)
     sock = review_page.listen()
@@ -313,6 +313,15 @@ def test_too_many_points_are_refused(page):
         body = json.dumps({"id": queue[1]["id"], "item": "d10.b2", "points": points,
                            "comment": ""}).encode()
         assert ask(address, "/mark", desk.token, body)[0] == 400
+
+
+def test_a_course_without_rubrics_opens_no_page(tmp_path, monkeypatch):
+    def absent(day):
+        raise CourseError("tests/grading/day10.py is not here")
+
+    monkeypatch.setattr(review_page, "load_day", absent)
+    with pytest.raises(CourseError, match="is not here"):
+        review_page.serve(Reviews(tmp_path), MARKS, everything=False, open_browser=False)
 
 
 # Canvas

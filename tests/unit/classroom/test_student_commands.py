@@ -232,8 +232,7 @@ def test_everything_at_the_top_of_the_course_is_released():
     assert {name.split("/")[0] for name in listed.stdout.splitlines()} <= PRODUCT
 
 
-@pytest.mark.skipif(not (ROOT / "tests" / "grading").is_dir(),
-                    reason="this is the students' edition already")
+@pytest.mark.usefixtures("hidden_half")
 def test_the_courses_own_release_holds_no_hidden_case():
     kept = {path.as_posix() for path in course_files()
             if path.as_posix().startswith(tuple(KEPT_BACK))}
