@@ -21,11 +21,14 @@ from course_lib.prefill.lse import (
     attend_part,
     check_block_lists,
     empty_part,
-    heads_by_block,
+    readers,
 )
 from course_lib.prefill.policy import BlockChoice, PrefillPolicy
-from course_lib.prefill.ring import Ring, Wanted
+from course_lib.prefill.ring import Ring
 from course_lib.prefill.store import BlockStore
+
+TOGETHER = 16
+"""Blocks in memory that are attended in one call: the bits are those of one call for each."""
 
 
 class ChunkedPrefill:
@@ -53,30 +56,51 @@ class ChunkedPrefill:
         q, own = self._check(q, k, v)
         history = self.store.length(layer)
         before = self.store.bytes_read
-        wanted, kept, keepable = self._choose(layer, q)
+        reads, kept, keepable = self._choose(layer, q)
         chosen = self.store.bytes_read
         out, lse = empty_part(q)
-        unmasked = np.empty(q.shape[1], np.int64)
-        cells, group = 0, len(q) // len(own.k)
-        readers = {block: heads for block, heads in wanted}
-        with contextlib.closing(self.ring.stream(layer, wanted)) as blocks:
-            for block, rows in blocks:
-                heads, tokens = readers[block], rows.k.shape[1]
-                unmasked.fill(tokens)
-                attend_part(q, rows, unmasked, heads, out, lse)
-                reading = len(own.k) if heads is None else int(np.count_nonzero(heads))
-                cells += reading * group * tokens * q.shape[1]
-        causal = len(q) * q.shape[1] * (q.shape[1] + 1) // 2
-        attend_part(q, own, np.arange(1, q.shape[1] + 1), None, out, lse)
+        span = self.store.span(layer)
+        if span is not None:
+            self._attend_span(q, span, reads, out, lse)
+        else:
+            self._attend_stream(layer, q, reads, out, lse)
+        attend_part(q, own, np.arange(1, q.shape[1] + 1), q.shape[1], None, out, lse)
         finite_output(out)
+        loaded = self.store.bytes_read - chosen
+        cells = loaded // (8 * q.shape[2]) * (len(q) // len(own.k)) * q.shape[1]
+        causal = len(q) * q.shape[1] * (q.shape[1] + 1) // 2
         self.policy.density.record(ChunkDensity(
             policy=self.policy.name, layer=layer, available=self.store.n_blocks(layer),
-            selected=len(wanted), kept=kept, keepable=keepable, applied=cells + causal,
-            visible=len(q) * history * q.shape[1] + causal, estimate_bytes=chosen - before,
-            load_bytes=self.store.bytes_read - chosen, full_bytes=2 * own.k.nbytes // q.shape[1]
-            * history))
+            selected=int(reads.any(axis=1).sum()), kept=kept, keepable=keepable,
+            applied=cells + causal, visible=len(q) * history * q.shape[1] + causal,
+            estimate_bytes=chosen - before, load_bytes=loaded,
+            full_bytes=2 * own.k.nbytes // q.shape[1] * history))
         self._store(layer, own)
         return out
+
+    def _attend_span(self, q: np.ndarray, rows: LayerRows, reads: np.ndarray, out: np.ndarray,
+                     lse: np.ndarray) -> None:
+        """History in memory, a few blocks at a time where they lie."""
+        size, n = self.store.block_size, rows.k.shape[1]
+        for first in range(0, len(reads), TOGETHER):
+            some = reads[first : first + TOGETHER]
+            if some.any():
+                part = rows.map(lambda a, at=first * size: a[:, at : at + TOGETHER * size])  # type: ignore[misc]
+                width = part.k.shape[1]
+                attend_part(q, part, np.full(q.shape[1], width, np.int64), size, some, out, lse)
+        for block, heads in enumerate(reads):
+            self.store.count_read(min(size, n - block * size), heads)
+
+    def _attend_stream(self, layer: int, q: np.ndarray, reads: np.ndarray, out: np.ndarray,
+                       lse: np.ndarray) -> None:
+        """History that has to be read, block after block as the ring brings it."""
+        wanted = [(block, None if heads.all() else heads)
+                  for block, heads in enumerate(reads) if heads.any()]
+        visible = np.empty(q.shape[1], np.int64)
+        with contextlib.closing(self.ring.stream(layer, wanted)) as blocks:
+            for block, rows in blocks:
+                visible.fill(rows.k.shape[1])
+                attend_part(q, rows, visible, rows.k.shape[1], reads[block : block + 1], out, lse)
 
     def close(self) -> None:
         """End the ring's thread; the store stays open."""
@@ -99,17 +123,18 @@ class ChunkedPrefill:
         require_finite(rows.v, "v", first_token=0)
         return q, rows
 
-    def _choose(self, layer: int, q: np.ndarray) -> tuple[list[Wanted], int, int]:
-        """The blocks to read, and how many cells of the policy's mask are kept of how many."""
+    def _choose(self, layer: int, q: np.ndarray) -> tuple[np.ndarray, int, int]:
+        """Which KV heads read which blocks, bool [blocks, num_kv_heads]; and how many cells of the
+        policy's mask are kept, of how many."""
         available = self.store.n_blocks(layer)
         if not available:
-            return [], 0, 0
+            return np.zeros((0, self.store.num_kv_heads), bool), 0, 0
         self.choice = choice = self.policy.select_blocks(q, self.store, layer)
         lists = check_block_lists(choice.by_head, self.store.num_kv_heads, available)
         cells = getattr(choice, "mask_cells", None)  # a policy whose mask is finer than its lists
         kept, keepable = cells or (q.shape[1] * sum(map(len, lists)),
                                    q.shape[1] * len(lists) * available)
-        return heads_by_block(lists, self.store.num_kv_heads), kept, keepable
+        return readers(lists, self.store.num_kv_heads, available), kept, keepable
 
     def _store(self, layer: int, rows: LayerRows) -> None:
         """Store the chunk and show the policy every block that has grown."""

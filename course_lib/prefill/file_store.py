@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from course_lib.arrays import F32, positive_int
+from course_lib.arrays import F32, LayerRows, positive_int
 from course_lib.errors import CourseError
 from course_lib.prefill.offload_file import HEADER, PAGE, OffloadFile
 from course_lib.prefill.store import BlockStore, Slot
@@ -45,6 +45,7 @@ class BlockFile(BlockStore):
                 f"{self.block_bytes:,} bytes; give a larger budget or a smaller block size.")
         self.throttle = throttle
         self._due = 0.0
+        self._blocks: dict[tuple[int, int], Slot] = {}  # kept in memory as well
         self._slots: list[Slot] = []
         self._most_blocks = -(-self.capacity // self.block_size)
         self._part_bytes = self.block_bytes // 2
@@ -94,7 +95,13 @@ class BlockFile(BlockStore):
     def close(self) -> None:
         """Remove the file and give the memory back."""
         super().close()
+        self._blocks.clear()
         self._file.close()
+
+    def span(self, layer: int) -> LayerRows | None:
+        """None: the rows are in a file."""
+        self._require_open()
+        return None
 
     def _room(self, wanted: int) -> int:
         """How many of so many slots the budget has room for."""
@@ -132,6 +139,10 @@ class BlockFile(BlockStore):
             self._note_peak()
         if kept is not None:
             kept.k[...], kept.v[...] = slot.k, slot.v
+
+    def _resident(self, layer: int, block: int, tokens: int) -> LayerRows | None:
+        kept = self._blocks.get((layer, block))
+        return None if kept is None else kept.rows(tokens)
 
     def _keys(self, layer: int, block: int, tokens: int) -> np.ndarray:
         if (kept := self._blocks.get((layer, block))) is not None:

@@ -54,15 +54,12 @@ def partial_attention(q: Any, k: Any, v: Any, visible: Any = None, *,
     seen = check_visible(visible, q.shape[1], n)
     out, lse = empty_part(q)
     if block_lists is None:
-        attend_part(q, rows, seen, None, out, lse)
+        attend_part(q, rows, seen, n, None, out, lse)
         return out, lse
     size = positive_int(block_size, "block_size")
-    lists = check_block_lists(block_lists, len(rows.k), -(-n // size))
-    for block, heads in heads_by_block(lists, len(rows.k)):
-        first = block * size
-        part = rows.map(lambda a, first=first: a[:, first : first + size])  # type: ignore[misc]
-        width = part.k.shape[1]
-        attend_part(q, part, np.clip(seen - first, 0, width), heads, out, lse)
+    blocks = -(-n // size)
+    lists = check_block_lists(block_lists, len(rows.k), blocks)
+    attend_part(q, rows, seen, size, readers(lists, len(rows.k), blocks), out, lse)
     return out, lse
 
 
@@ -98,31 +95,34 @@ def empty_part(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros_like(q), np.full(q.shape[:2], -np.inf)
 
 
-def attend_part(q: np.ndarray, rows: LayerRows, visible: np.ndarray, heads: np.ndarray | None,
-                out: np.ndarray, lse: np.ndarray) -> None:
-    """Attend one part of the context and merge it into ``out`` and ``lse``, which came before it.
+def attend_part(q: np.ndarray, rows: LayerRows, visible: np.ndarray, block_size: int,
+                reads: np.ndarray | None, out: np.ndarray, lse: np.ndarray) -> None:
+    """Attend a part of the context block by block, each merged into ``out`` and ``lse``, which
+    hold what came before.
 
-    Checked arrays as of partial_attention. ``heads``, bool [num_kv_heads] or None for all, are the
-    KV heads that read the part: the query heads of the others are left as they are. Raises
-    NotFiniteError; out and lse hold nothing of use then.
+    Checked arrays as of partial_attention. ``reads``, bool [blocks, num_kv_heads] or None for all,
+    says which KV heads' query heads read a block. Raises NotFiniteError; out and lse hold nothing
+    of use then.
     """
     compiled = backend.kernel("partial_attention")
     if compiled is not None:
         k, v = whole_heads(rows.k), whole_heads(rows.v)
-        reads = None if heads is None else heads.view(np.uint8)
+        flags = None if reads is None else reads.view(np.uint8)
         try:
-            compiled(q, k, v, visible, reads, out, lse)
+            compiled(q, k, v, visible, block_size, flags, out, lse)
         except ValueError as error:  # the arguments fit, so it is the numbers
             raise NotFiniteError(f"{error}.") from None
         return
     for h in range(len(q)):
         kh = kv_head(h, len(q), len(rows.k))
-        if heads is not None and not heads[kh]:
-            continue
-        for first in range(0, q.shape[1], QUERY_TILE):
-            tile = slice(first, first + QUERY_TILE)
-            part, part_lse = _attend_tile(q[h, tile], rows.head(kh), visible[tile])
-            merge_into(out[h, tile], lse[h, tile], part, part_lse)
+        for block, first in enumerate(range(0, rows.k.shape[1], block_size)):
+            if reads is None or reads[block, kh]:
+                part = rows.head(kh).map(lambda a, at=first: a[at : at + block_size])  # type: ignore[misc]
+                seen = np.clip(visible - first, 0, len(part.k))
+                for row in range(0, q.shape[1], QUERY_TILE):
+                    tile = slice(row, row + QUERY_TILE)
+                    merge_into(out[h, tile], lse[h, tile], *_attend_tile(q[h, tile], part,
+                                                                         seen[tile]))
 
 
 @quiet
@@ -232,15 +232,12 @@ def check_block_lists(lists: Sequence[Any], num_kv_heads: int,
     return tuple(checked)
 
 
-def heads_by_block(lists: Sequence[np.ndarray],
-                   num_kv_heads: int) -> list[tuple[int, np.ndarray | None]]:
-    """Turn checked block lists into (block, KV heads that read it), ascending by block.
-
-    The heads are bool [num_kv_heads], or None where all of them read the block.
-    """
+def readers(lists: Sequence[np.ndarray], num_kv_heads: int, blocks: int) -> np.ndarray:
+    """Turn checked block lists into bool [blocks, num_kv_heads]: who reads what."""
+    reads = np.zeros((blocks, num_kv_heads), bool)
     if len(lists) == 1:
-        return [(int(block), None) for block in lists[0]]
-    union = np.unique(np.concatenate(lists))
-    reads = np.stack([np.isin(union, ids) for ids in lists], axis=1)
-    return [(int(block), None if heads.all() else np.ascontiguousarray(heads))
-            for block, heads in zip(union, reads, strict=True)]
+        reads[lists[0]] = True
+    else:
+        for kh, ids in enumerate(lists):
+            reads[ids, kh] = True
+    return reads

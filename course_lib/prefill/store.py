@@ -1,7 +1,9 @@
 """Where the keys and values of a prefill are kept, in blocks of tokens: here, in memory.
 
 A block is [num_kv_heads, block_size, d], K and V apart, so that K can be read alone, and one KV
-head of it too. Blocks fill from the front; only the last one of a layer may be part full.
+head of it too. Blocks fill from the front; only the last one of a layer may be part full. In memory
+the blocks of a layer lie one behind the other, as in the KV cache, and need not be copied to be
+read.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class BlockStore:
         self.bytes_read = 0
         self._counting = threading.Lock()
         self._lengths = [0] * self.num_layers
-        self._blocks: dict[tuple[int, int], Slot] = {}
+        self._layers = [self._allocate(0) for _ in range(self.num_layers)]
         self._closed = False
 
     @property
@@ -71,7 +73,7 @@ class BlockStore:
     @property
     def resident_bytes(self) -> int:
         """Bytes of K and V that are in memory now."""
-        return len(self._blocks) * self.block_bytes
+        return sum(layer.k.nbytes + layer.v.nbytes for layer in self._layers)
 
     def length(self, layer: int) -> int:
         """Tokens that a layer holds."""
@@ -125,8 +127,13 @@ class BlockStore:
         """The rows of a block that is in memory, as views, without reading it; else None."""
         tokens = self.tokens(layer, block)
         self._require_open()
-        kept = self._blocks.get((layer, block))
-        return None if kept is None else kept.rows(tokens)
+        return self._resident(layer, block, tokens)
+
+    def span(self, layer: int) -> LayerRows | None:
+        """All rows of a layer, as views, where they lie in memory together; else None."""
+        n = self.length(layer)
+        self._require_open()
+        return self._layers[layer].upto(n)
 
     def load(self, layer: int, block: int, slot: Slot, heads: np.ndarray | None = None) -> int:
         """Read a block into ``slot`` and return its tokens; the slot's rows behind them are
@@ -153,7 +160,7 @@ class BlockStore:
     def close(self) -> None:
         """Give the memory back."""
         self._closed = True
-        self._blocks.clear()
+        self._layers = [self._allocate(0) for _ in range(self.num_layers)]
 
     def __enter__(self) -> BlockStore:
         return self
@@ -170,17 +177,32 @@ class BlockStore:
         if self._closed:
             raise CourseError("The block store is closed; make a new one for the next prompt.")
 
+    def _allocate(self, blocks: int) -> LayerRows:
+        shape = self.num_kv_heads, blocks * self.block_size, self.head_dim
+        return LayerRows(np.empty(shape, F32), np.empty(shape, F32))
+
     def _write(self, layer: int, block: int, first: int, k: np.ndarray, v: np.ndarray) -> None:
         """Put rows into a block from token ``first`` on; its earlier tokens stay."""
-        kept = self._blocks.get((layer, block))
-        if kept is None:
-            kept = self._blocks[layer, block] = Slot(block, self.block_shape)
-        kept.k[:, first : first + k.shape[1]] = k
-        kept.v[:, first : first + k.shape[1]] = v
+        rows, start = self._layers[layer], block * self.block_size
+        capacity = rows.k.shape[1] // self.block_size
+        if block >= capacity:  # an eighth more, so that n blocks cost O(n) copies
+            rows = self._allocate(max(block + 1, capacity + capacity // 8))
+            rows.k[:, :start], rows.v[:, :start] = (a[:, :start] for a in self._layers[layer][:2])
+            self._layers[layer] = rows
+        tokens = slice(start + first, start + first + k.shape[1])
+        rows.k[:, tokens], rows.v[:, tokens] = k, v
+
+    def _resident(self, layer: int, block: int, tokens: int) -> LayerRows | None:
+        start = block * self.block_size
+        return self._layers[layer].map(lambda a: a[:, start : start + tokens])
 
     def _keys(self, layer: int, block: int, tokens: int) -> np.ndarray:
-        return self._blocks[layer, block].rows(tokens).k
+        start = block * self.block_size
+        return self._layers[layer].k[:, start : start + tokens]
 
     def _load(self, layer: int, block: int, slot: Slot, heads: np.ndarray | None) -> None:
-        kept, which = self._blocks[layer, block], slice(None) if heads is None else heads
-        slot.k[which], slot.v[which] = kept.k[which], kept.v[which]
+        which = slice(None) if heads is None else heads
+        tokens = self.tokens(layer, block)
+        start = block * self.block_size
+        rows = self._layers[layer].map(lambda a: a[which, start : start + tokens])
+        slot.k[which, :tokens], slot.v[which, :tokens] = rows.k, rows.v

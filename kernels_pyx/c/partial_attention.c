@@ -1,9 +1,10 @@
-/* Attention over a part of the context, merged into that of the parts before. A row's part is
+/* Attention over a part of the context, block after block, each merged into what came before. Of a
+ * row and a block
  *
- *     score, e, weight, out   as in prefill.c, over the tokens of this part
+ *     score, e, weight, out   as in prefill.c, over the tokens of the block
  *     lse = (double)(max of scores) + ln(sum of e)
  *
- * and two parts (o1, l1) and (o2, l2), with M = max(l1, l2), make, in double,
+ * and what came before with this block, (o1, l1) and (o2, l2), with M = max(l1, l2), make, in double,
  *
  *     a = exp(l1 - M), b = exp(l2 - M), total = a + b
  *     out = (float)(a / total) * o1 + (float)(b / total) * o2     in float, not fused
@@ -49,32 +50,41 @@ static inline double partial_ln(double x)  /* of x >= 1; the series of log2_of i
 }
 
 struct partial_work {
-    struct prefill_work prefill;  /* its scratch: of each thread, without keys and values */
-    const unsigned char *reads;   /* NULL or [num_kv_heads] */
-    float *keys;                  /* [num_kv_heads][tokens][padded], packed */
+    struct prefill_work prefill;  /* tokens: of a block; its scratch: without keys and values */
+    const unsigned char *reads;   /* NULL or [blocks][num_kv_heads] */
+    ptrdiff_t block_size, blocks;
+    float *keys;                  /* [num_kv_heads][blocks][tokens][padded], packed */
     float *values;                /* [num_kv_heads][n][padded] where d is no whole vectors */
     ptrdiff_t bands;              /* pieces of a query head */
     double *lse;                  /* [num_heads][rows] */
 };
 
-static int partial_is_read(const struct partial_work *work, ptrdiff_t kv_head)
+static int partial_is_read(const struct partial_work *work, ptrdiff_t block, ptrdiff_t kv_head)
 {
-    return work->reads == NULL || work->reads[kv_head];
+    return work->reads == NULL || work->reads[block * work->prefill.in->num_kv_heads + kv_head];
 }
 
-static void partial_pack(void *context, ptrdiff_t kv_head, int thread)
+static float *partial_keys(const struct partial_work *work, ptrdiff_t block, ptrdiff_t kv_head)
+{
+    ptrdiff_t size = work->prefill.tokens * work->prefill.padded;
+    return work->keys + (kv_head * work->blocks + block) * size;
+}
+
+static void partial_pack(void *context, ptrdiff_t index, int thread)
 {
     (void)thread;
     const struct partial_work *work = context;
     const struct prefill_input *in = work->prefill.in;
-    ptrdiff_t padded = work->prefill.padded;
-    if (!partial_is_read(work, kv_head))
+    ptrdiff_t kv_head = index / work->blocks, block = index % work->blocks;
+    ptrdiff_t first = block * work->block_size;
+    ptrdiff_t n = in->n - first < work->block_size ? in->n - first : work->block_size;
+    if (!partial_is_read(work, block, kv_head))
         return;
-    tile_pack_keys(in->k + kv_head * in->k_head_stride, in->n, in->d,
-                   work->keys + kv_head * work->prefill.tokens * padded);
+    tile_pack_keys(in->k + kv_head * in->k_head_stride + first * in->d, n, in->d,
+                   partial_keys(work, block, kv_head));
     if (in->d % 16)
-        prefill_pad_values(in->v + kv_head * in->v_head_stride, in->n, in->d,
-                           work->values + kv_head * in->n * padded);
+        prefill_pad_values(in->v + kv_head * in->v_head_stride + first * in->d, n, in->d,
+                           work->values + (kv_head * in->n + first) * work->prefill.padded);
 }
 
 /* What merging a band of parts takes: the weights of what was there and of the part. */
@@ -111,87 +121,119 @@ static void partial_merge_row(const float *part, float weight_before, float weig
                                         v16_mul(b, v16_load_part(part + j, d - j))), d - j);
 }
 
+/* One block for a band of packed queries, merged into out[rows][d] and lse[rows]. */
+static ptrdiff_t partial_block(const struct prefill_work *work, const struct prefill_scratch *s,
+                               const float *values, const int64_t *visible, ptrdiff_t rows,
+                               float *out, double *lse)
+{
+    ptrdiff_t d = work->in->d;
+    double part_lse[PREFILL_BAND];
+    struct softmax_sum sums[PREFILL_BAND];
+    struct partial_weights weights;
+    unsigned char fresh[PREFILL_BAND];
+    band_scores(work, s, visible, rows);
+    for (ptrdiff_t r = 0; r < rows; r++) {
+        sums[r].largest = -INFINITY, sums[r].total = 1.0f;
+        ptrdiff_t bad = visible[r] == 0 ? PREFILL_DONE : prefill_softmax(
+            s->scores + r * work->tokens, (ptrdiff_t)visible[r], &sums[r]);
+        if (bad != PREFILL_DONE)
+            return bad;
+    }
+    for (ptrdiff_t r = 0; r < rows; r++)
+        part_lse[r] = (double)sums[r].largest + partial_ln((double)sums[r].total);
+    for (ptrdiff_t r = 0; r < rows; r++)
+        fresh[r] = lse[r] == -INFINITY;
+    partial_merge_lse(part_lse, rows, lse, &weights);
+    band_outputs(work, s, values, visible, rows);
+    for (ptrdiff_t r = 0; r < rows; r++) {
+        const float *part = s->out + r * work->padded;
+        if (!prefill_finite(part, work->padded))
+            return PREFILL_BAD_OUTPUT;
+        if (fresh[r])
+            memcpy(out + r * d, part, (size_t)d * sizeof *out);
+        else if (part_lse[r] != -INFINITY)
+            partial_merge_row(part, weights.before[r], weights.part[r], d, out + r * d);
+    }
+    return PREFILL_DONE;
+}
+
+/* All blocks for a band of queries of one head. */
+static ptrdiff_t partial_band(const struct partial_work *all, struct prefill_scratch *s,
+                              ptrdiff_t head, ptrdiff_t first, ptrdiff_t rows)
+{
+    const struct prefill_work *work = &all->prefill;
+    const struct prefill_input *in = work->in;
+    ptrdiff_t kv_head = head * in->num_kv_heads / in->num_heads, row = head * in->rows + first;
+    int packed = 0;
+    for (ptrdiff_t block = 0; block < all->blocks; block++) {
+        ptrdiff_t start = block * all->block_size;
+        int64_t visible[PREFILL_BAND], most = 0;
+        if (!partial_is_read(all, block, kv_head))
+            continue;
+        for (ptrdiff_t r = 0; r < rows; r++) {
+            int64_t seen = in->visible[first + r] - start;
+            seen = seen < 0 ? 0 : seen < all->block_size ? seen : all->block_size;
+            visible[r] = seen;
+            most = seen > most ? seen : most;
+        }
+        if (most == 0)
+            continue;
+        if (!packed)
+            prefill_pack_band(work, s, in->q + row * in->d, rows);
+        packed = 1;
+        s->keys = partial_keys(all, block, kv_head);
+        const float *values = in->d % 16 ? all->values + (kv_head * in->n + start) * work->padded
+                                         : in->v + kv_head * in->v_head_stride + start * in->d;
+        ptrdiff_t bad = partial_block(work, s, values, visible, rows, work->out + row * in->d,
+                                      all->lse + row);
+        if (bad != PREFILL_DONE)
+            return bad >= 0 ? start + bad : bad;
+    }
+    return PREFILL_DONE;
+}
+
 /* Some rows of one query head, band after band. */
 static void partial_piece(void *context, ptrdiff_t index, int thread)
 {
-    struct partial_work *all = context;
-    const struct prefill_work *work = &all->prefill;
-    const struct prefill_input *in = work->in;
-    ptrdiff_t head = index / all->bands, kv_head = head * in->num_kv_heads / in->num_heads;
-    ptrdiff_t first = index % all->bands * PARTIAL_ROWS;
-    ptrdiff_t end = first + PARTIAL_ROWS < in->rows ? first + PARTIAL_ROWS : in->rows;
-    struct prefill_scratch s = prefill_scratch_of(work, thread);
-    const float *values = in->d % 16 ? all->values + kv_head * in->n * work->padded
-                                     : in->v + kv_head * in->v_head_stride;
-    work->status[index] = PREFILL_DONE;
-    if (!partial_is_read(all, kv_head))
-        return;
-    s.keys = all->keys + kv_head * work->tokens * work->padded;
-    for (; first < end; first += PREFILL_BAND) {
-        ptrdiff_t rows = end - first < PREFILL_BAND ? end - first : PREFILL_BAND;
-        const int64_t *visible = in->visible + first;
-        double part_lse[PREFILL_BAND], *lse = all->lse + head * in->rows + first;
-        struct softmax_sum sums[PREFILL_BAND];
-        struct partial_weights weights;
-        unsigned char fresh[PREFILL_BAND];
-        prefill_pack_band(work, &s, in->q + (head * in->rows + first) * in->d, rows);
-        band_scores(work, &s, visible, rows);
-        for (ptrdiff_t r = 0; r < rows; r++) {
-            sums[r].largest = -INFINITY, sums[r].total = 1.0f;
-            ptrdiff_t bad = visible[r] == 0 ? PREFILL_DONE : prefill_softmax(
-                s.scores + r * work->tokens, (ptrdiff_t)visible[r], &sums[r]);
-            if (bad != PREFILL_DONE) {
-                work->status[index] = bad;
-                return;
-            }
-        }
-        for (ptrdiff_t r = 0; r < rows; r++)
-            part_lse[r] = (double)sums[r].largest + partial_ln((double)sums[r].total);
-        for (ptrdiff_t r = 0; r < rows; r++)
-            fresh[r] = lse[r] == -INFINITY;
-        partial_merge_lse(part_lse, rows, lse, &weights);
-        band_outputs(work, &s, values, visible, rows);
-        for (ptrdiff_t r = 0; r < rows; r++) {
-            const float *part = s.out + r * work->padded;
-            float *out = work->out + (head * in->rows + first + r) * in->d;
-            if (!prefill_finite(part, work->padded)) {
-                work->status[index] = PREFILL_BAD_OUTPUT;
-                return;
-            }
-            if (fresh[r])
-                memcpy(out, part, (size_t)in->d * sizeof *out);
-            else if (part_lse[r] != -INFINITY)
-                partial_merge_row(part, weights.before[r], weights.part[r], in->d, out);
-        }
-    }
+    struct partial_work *work = context;
+    ptrdiff_t first = index % work->bands * PARTIAL_ROWS, all = work->prefill.in->rows;
+    ptrdiff_t end = first + PARTIAL_ROWS < all ? first + PARTIAL_ROWS : all;
+    struct prefill_scratch s = prefill_scratch_of(&work->prefill, thread);
+    ptrdiff_t *status = &work->prefill.status[index];
+    *status = PREFILL_DONE;
+    for (; first < end && *status == PREFILL_DONE; first += PREFILL_BAND)
+        *status = partial_band(work, &s, index / work->bands, first,
+                               end - first < PREFILL_BAND ? end - first : PREFILL_BAND);
 }
 
-static ptrdiff_t partial_attention(const struct prefill_input *in, const unsigned char *reads,
-                                   int threads, float *out, double *lse)
+static ptrdiff_t partial_attention(const struct prefill_input *in, ptrdiff_t block_size,
+                                   const unsigned char *reads, int threads, float *out, double *lse)
 {
-    ptrdiff_t padded = tile_round_up(in->d, 16), tokens = tile_round_up(in->n, TILE_KEYS);
+    block_size = block_size < in->n ? block_size : in->n;
+    ptrdiff_t padded = tile_round_up(in->d, 16), tokens = tile_round_up(block_size, TILE_KEYS);
+    ptrdiff_t blocks = (in->n + block_size - 1) / block_size;
     double numbers = (double)in->num_kv_heads * (double)in->n * (double)in->d;
-    double multiply_adds = 2 * (double)in->num_heads * (double)in->rows * (double)in->n
-                           * (double)in->d;
     struct partial_work work = {
-        .prefill = {.in = in, .padded = padded, .tokens = tokens, .out = out},
-        .reads = reads, .bands = (in->rows + PARTIAL_ROWS - 1) / PARTIAL_ROWS, .lse = lse,
+        .prefill = {.in = in, .keys_apart = 1, .padded = padded, .tokens = tokens, .out = out},
+        .reads = reads, .block_size = block_size, .blocks = blocks,
+        .bands = (in->rows + PARTIAL_ROWS - 1) / PARTIAL_ROWS, .lse = lse,
     };
     struct prefill_work *prefill = &work.prefill;
-    size_t keys = (size_t)(in->num_kv_heads * tokens * padded);
+    size_t keys = (size_t)(in->num_kv_heads * blocks * tokens * padded);
     size_t values = in->d % 16 ? (size_t)(in->num_kv_heads * in->n * padded) : 0;
     ptrdiff_t pieces = in->num_heads * work.bands, result = PREFILL_NO_MEMORY;
-    threads = useful_threads(multiply_adds, threads);
+    threads = useful_threads(
+        2 * (double)in->num_heads * (double)in->rows * (double)in->n * (double)in->d, threads);
     threads = (int)(pieces < threads ? pieces : threads);
-    prefill->keys_apart = 1;
-    prefill->scratch_size = prefill_scratch_size(in, 1);
+    prefill->scratch_size = prefill_scratch_size(padded, tokens);
     prefill->scratch = malloc((size_t)threads * prefill->scratch_size * sizeof(float));
     prefill->status = malloc((size_t)pieces * sizeof *prefill->status);
     work.keys = malloc((keys + values) * sizeof(float));
     work.values = work.keys ? work.keys + keys : NULL;
     if (prefill->scratch && prefill->status && work.keys) {
         /* Packing takes some 4 multiply-adds a number. */
-        parallel_for(in->num_kv_heads, useful_threads(4 * numbers, threads), partial_pack, &work);
+        parallel_for(in->num_kv_heads * blocks, useful_threads(4 * numbers, threads), partial_pack,
+                     &work);
         parallel_for(pieces, threads, partial_piece, &work);
         result = PREFILL_DONE;
         for (ptrdiff_t i = pieces - 1; i >= 0; i--)

@@ -35,13 +35,17 @@ struct prefill_work {
     ptrdiff_t *status;  /* one per head */
 };
 
-static size_t prefill_scratch_size(const struct prefill_input *in, int keys_apart)
+/* Floats of a thread's scratch without keys and values. */
+static size_t prefill_scratch_size(ptrdiff_t padded, ptrdiff_t tokens)
 {
-    size_t padded = (size_t)tile_round_up(in->d, 16);
-    size_t tokens = (size_t)tile_round_up(in->n, TILE_KEYS);
-    size_t rows = keys_apart ? 0 : tokens * padded + (in->d % 16 ? (size_t)in->n * padded : 0);
-    return rows + PREFILL_BAND * padded + PREFILL_BAND * tokens + PREFILL_BAND * padded
+    return (size_t)(PREFILL_BAND * padded + PREFILL_BAND * tokens + PREFILL_BAND * padded)
            + TILE_SCRATCH;
+}
+
+/* Floats of the keys and values in it. */
+static size_t prefill_rows_size(const struct prefill_input *in, ptrdiff_t padded, ptrdiff_t tokens)
+{
+    return (size_t)(tokens * padded + (in->d % 16 ? in->n * padded : 0));
 }
 
 static struct prefill_scratch prefill_scratch_of(const struct prefill_work *work, int thread)
@@ -289,13 +293,14 @@ static ptrdiff_t prefill_run(struct prefill_work *work, ptrdiff_t pieces, int th
 static ptrdiff_t prefill_attention(const struct prefill_input *in, ptrdiff_t importance_from,
                                    int threads, float *out, float *importance)
 {
+    ptrdiff_t padded = tile_round_up(in->d, 16), tokens = tile_round_up(in->n, TILE_KEYS);
     threads = useful_threads(
         2 * (double)in->num_heads * (double)in->rows * (double)in->n * (double)in->d, threads);
     struct prefill_work work = {
-        .in = in, .importance_from = importance_from, .padded = tile_round_up(in->d, 16),
-        .tokens = tile_round_up(in->n, TILE_KEYS), .out = out, .importance = importance,
+        .in = in, .importance_from = importance_from, .padded = padded, .tokens = tokens,
+        .out = out, .importance = importance,
         .heads_per_piece = in->num_kv_heads < threads ? 1 : in->num_heads / in->num_kv_heads,
-        .scratch_size = prefill_scratch_size(in, 0),
+        .scratch_size = prefill_scratch_size(padded, tokens) + prefill_rows_size(in, padded, tokens),
     };
     ptrdiff_t pieces = in->num_heads / work.heads_per_piece, result = PREFILL_NO_MEMORY;
     int used = (int)(pieces < threads ? pieces : threads);

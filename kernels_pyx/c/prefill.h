@@ -29,12 +29,13 @@ struct prefill_kernels {
     ptrdiff_t (*attention)(const struct prefill_input *in, ptrdiff_t importance_from, int threads,
                            float *out, float *importance);
 
-    /* Attention over the rows of `in`, a part of the context, merged into out[num_heads][rows][d]
+    /* Attention over the n > 0 rows of `in`, a part of the context, in blocks of `block_size` rows
+     * (the last one may be shorter), each merged in ascending order into out[num_heads][rows][d]
      * and lse[num_heads][rows], natural logarithms, of the parts before: zeros and -inf where there
-     * are none. Unless `reads` is NULL, query heads of KV heads whose flag is 0 are left alone.
-     * After an error `out` and `lse` hold anything. */
-    ptrdiff_t (*partial)(const struct prefill_input *in, const unsigned char *reads, int threads,
-                         float *out, double *lse);
+     * are none. Unless `reads`[blocks][num_kv_heads] is NULL, its flags say which KV heads' query
+     * heads read which block. After an error `out` and `lse` hold anything. */
+    ptrdiff_t (*partial)(const struct prefill_input *in, ptrdiff_t block_size,
+                         const unsigned char *reads, int threads, float *out, double *lse);
 
     /* out[num_heads][q_rows / s][k_rows / s], where s = stride divides both:
      * out[h][m][n] = sum over i < s of q[h][m s + s - 1 - i] . k[n s + i], one dot of s * d

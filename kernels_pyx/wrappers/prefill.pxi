@@ -22,8 +22,8 @@ cdef extern from "prefill.h":
     cdef struct prefill_kernels:
         ptrdiff_t attention(const prefill_input *input, ptrdiff_t importance_from, int threads,
                             float *out, float *importance) nogil
-        ptrdiff_t partial(const prefill_input *input, const unsigned char *reads, int threads,
-                          float *out, double *lse) nogil
+        ptrdiff_t partial(const prefill_input *input, ptrdiff_t block_size,
+                          const unsigned char *reads, int threads, float *out, double *lse) nogil
         ptrdiff_t antidiagonal_scores(const float *q, ptrdiff_t num_heads, ptrdiff_t q_rows,
                                       const float *k, ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
                                       ptrdiff_t k_head_stride, ptrdiff_t d, ptrdiff_t stride,
@@ -107,11 +107,12 @@ def prefill_attention(Variant variant not None, q, k, v, visible, out, importanc
 
 
 @operation
-def partial_attention(Variant variant not None, q, k, v, visible, reads, out, lse):
+def partial_attention(Variant variant not None, q, k, v, visible, block_size, reads, out, lse):
     """Attention of query rows over a part of the context, merged into that of the parts before.
 
-    q, k, v and visible as in prefill_attention; reads uint8 [num_kv_heads] or None: the query
-    heads of a KV head whose flag is 0 are left as they are. out float32 [num_heads, rows, d] and
+    q, k, v and visible as in prefill_attention. The part is read in blocks of `block_size` rows,
+    each merged in ascending order; reads uint8 [blocks, num_kv_heads] or None for all: whether the
+    query heads of a KV head read a block. out float32 [num_heads, rows, d] and
     lse float64 [num_heads, rows], natural logarithms, hold the parts before, zeros and -inf where
     there are none, and receive the merged ones. ValueError for a score or output that is not
     finite, when out and lse may be written in part, and, with nothing written, for an lse that is
@@ -126,6 +127,7 @@ def partial_attention(Variant variant not None, q, k, v, visible, reads, out, ls
     cdef Array flags
     cdef Private prefixes
     cdef prefill_input input
+    cdef ptrdiff_t size = whole(block_size, "block_size", 1, LARGEST_INDEX), blocks
     cdef ptrdiff_t i, status
     cdef const unsigned char *reading = NULL
     cdef double *logarithms = <double *>sums.view.buf
@@ -143,8 +145,9 @@ def partial_attention(Variant variant not None, q, k, v, visible, reads, out, ls
     if reads is None:
         apart((result, sums), (queries, keys, values, seen))
     else:
-        flags = Array(reads, "reads", "uint8", 1)
-        flags.require_shape((input.num_kv_heads,), "to have one flag for each head of k")
+        flags = Array(reads, "reads", "uint8", 2)
+        blocks = input.n // size + (input.n % size != 0)
+        flags.require_shape((blocks, input.num_kv_heads), "(blocks of k, heads of k)")
         apart((result, sums), (queries, keys, values, seen, flags))
         reading = <const unsigned char *>flags.view.buf
     input.q, input.k = <const float *>queries.view.buf, <const float *>keys.view.buf
@@ -158,8 +161,8 @@ def partial_attention(Variant variant not None, q, k, v, visible, reads, out, ls
     if input.rows == 0 or input.n == 0:
         return
     with nogil:
-        status = variant.c.prefill.partial(&input, reading, threads, <float *>result.view.buf,
-                                           logarithms)
+        status = variant.c.prefill.partial(&input, size, reading, threads,
+                                           <float *>result.view.buf, logarithms)
     if status >= 0:
         raise ValueError(f"the score of K row {status} is not finite; the row or its query is bad")
     if status == PREFILL_BAD_OUTPUT:

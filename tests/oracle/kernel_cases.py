@@ -463,20 +463,21 @@ def prefill_attention(bits, kvh, group, rows, n, d, importance=0, first=0, anywh
     return inputs | dict(importance_from_row=first), receivers
 
 
-@maker(*(dict(kvh=2, group=2, rows=5, n=37, d=24, before=1) | change for change in (
-    {}, dict(flags=3), dict(flags=1), dict(before=0), dict(rows=37, d=16), dict(anywhere=1),
-    dict(rows=100, n=128, d=64), dict(rows=100, n=128, d=64, before=0), dict(rows=37, d=17),
-    dict(rows=97, n=33, d=1, group=1), dict(rows=40, n=200, d=128, anywhere=1), dict(room=3),
-    dict(kvh=5, flags=11, rows=30), dict(exponent=-40), dict(exponent=6), dict(before=40),
-    dict(before=200))),
-       kvh=(1, 3), group=(1, 4), rows=(1, 20), n=(1, 50), d=(1, 40), before=(0, 30), flags=(0, 7),
-       anywhere=(0, 1), room=(0, 2), exponent=(-20, 6))
-def partial_attention(bits, kvh, group, rows, n, d, before=0, flags=0, anywhere=0, room=0,
+@maker(*(dict(kvh=2, group=2, rows=5, n=37, d=24, block=16, before=1) | change for change in (
+    {}, dict(flags=13), dict(flags=45), dict(before=0), dict(block=37), dict(block=99),
+    dict(rows=37, d=16), dict(anywhere=1), dict(rows=100, n=128, d=64, block=64),
+    dict(rows=100, n=260, d=64, block=128, before=0), dict(rows=37, d=17, block=1),
+    dict(rows=97, n=33, d=1, group=1), dict(rows=40, n=200, d=128, block=64, anywhere=1),
+    dict(room=3), dict(kvh=5, flags=11, rows=30), dict(exponent=-40), dict(exponent=6),
+    dict(before=40), dict(before=200))),
+       kvh=(1, 3), group=(1, 4), rows=(1, 20), n=(1, 50), d=(1, 40), block=(1, 60), before=(0, 30),
+       flags=(0, 99), anywhere=(0, 1), room=(0, 2), exponent=(-20, 6))
+def partial_attention(bits, kvh, group, rows, n, d, block, before=0, flags=0, anywhere=0, room=0,
                       exponent=0):
-    """Without a mask, or `anywhere`: prefixes of any length. Bit h of `flags` says whether KV head
-    h reads (0: no flags, all read). `before`: how far the LSEs of the parts before are apart, 0 if
-    there are none; a row in eight has none in any case."""
-    heads = kvh * group
+    """Without a mask, or `anywhere`: prefixes of any length. The bits of `flags`, again and again,
+    say which KV heads read which block (0: no flags, all read). `before`: how far the LSEs of the
+    parts before are apart, 0 if there are none; a row in eight has none in any case."""
+    heads, blocks = kvh * group, -(-n // block)
     k, v = (bits.floats((kvh, n + room, d), 0, 2)[:, :n] for _ in range(2))
     visible = bits.whole(rows, 0, n) if anywhere else np.full(rows, n, np.int64)
     out, lse = np.zeros((heads, rows, d), F32), np.full((heads, rows), -np.inf)
@@ -484,9 +485,10 @@ def partial_attention(bits, kvh, group, rows, n, d, before=0, flags=0, anywhere=
         some = bits.whole((heads, rows), 0, 7) > 0
         lse[some] = (bits.floats((heads, rows), 0).astype(np.float64) * before)[some]
         out[some] = bits.floats((heads, rows, d), 0, 2)[some]
-    reads = np.array([flags >> h & 1 for h in range(kvh)], np.uint8) if flags else None
+    reads = np.array([flags >> i % 7 & 1 for i in range(blocks * kvh)], np.uint8)
     return (dict(q=bits.floats((heads, rows, d), exponent + 1, 2), k=k, v=v, visible=visible,
-                 reads=reads), dict(out=out, lse=lse))
+                 block_size=block, reads=reads.reshape(blocks, kvh) if flags else None),
+            dict(out=out, lse=lse))
 
 
 @maker(*(dict(kvh=2, group=2, q_squares=3, k_squares=4, stride=4, d=24) | change for change in (

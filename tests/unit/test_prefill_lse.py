@@ -176,7 +176,7 @@ def test_the_kernel_merges_with_numpy_s_bits(seed, apart):
     visible = rng.integers(0, 17, 40)
     with backend.using(BACKENDS[1]):
         want = merge_attention_outputs(before, before_lse, *partial_attention(q, k, v, visible))
-        parts.attend_part(q, LayerRows(k, v), visible, None, before, before_lse)
+        parts.attend_part(q, LayerRows(k, v), visible, 16, None, before, before_lse)
     assert bits(before) == bits(want[0]) and bits(before_lse) == bits(want[1])
 
 
