@@ -13,6 +13,7 @@ from course_lib.engine import Conversation, Engine
 from course_lib.engine.session import Session
 from course_lib.errors import CourseError
 from course_lib.paths import ROOT
+from tests.signals import hear_ctrl_c
 from tests.tiny_checkpoint import write_checkpoint
 
 
@@ -295,7 +296,8 @@ def test_ctrl_c_from_outside_ends_the_answer(model):
         "Session.step = step\n"
         f"sys.exit(cli.main(['chat', '--model', {model!r}, 'hello']))"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                            preexec_fn=hear_ctrl_c)
     assert result.returncode == 130, result.stderr
     assert result.stderr.endswith("; interrupted\n") and "Traceback" not in result.stderr
 

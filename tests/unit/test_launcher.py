@@ -22,6 +22,7 @@ from course_lib import cli
 from course_lib.errors import CourseError
 from course_lib.launcher import environment, setup_log, state
 from course_lib.paths import ROOT
+from tests.signals import hear_ctrl_c
 
 FILES = ("course", "course_lib/__init__.py", "course_lib/atomic.py", "course_lib/cli.py",
          "course_lib/errors.py",
@@ -402,7 +403,8 @@ def test_an_early_interrupt_is_quiet_and_waits_while_the_environments_python_sta
             "    real(*arguments)\n"
             "os.execve = execve\n"
             f"launch.enter({str(root)!r}, {str(env)!r}, [])\n")
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                            preexec_fn=hear_ctrl_c)
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
 
 

@@ -183,7 +183,7 @@ def checked_report(found: Any) -> dict[str, Any]:
         if end == "value":
             return {"end": end, "value": plain(found["value"]),
                     "mutated": found["mutated"] is not False}
-        if end == "error":
+        if end == "error" and type(found["kinds"]) is list:
             kinds = [str(kind) for kind in found["kinds"][:20]]
             return {"end": end, "kinds": kinds or ["Exception"], "text": str(found["text"])[:500],
                     "stage": "define" if found["stage"] == "define" else "call"}

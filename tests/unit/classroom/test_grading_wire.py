@@ -129,6 +129,7 @@ def test_reports_pass(report):
     {"end": "value"}, {"end": "value", "value": 2**1200, "mutated": False},
     {"end": "error"}, {"end": "error", "kinds": 5, "stage": "call", "text": ""},
     {"end": "error", "kinds": {"a": 1}, "stage": "call", "text": ""},
+    {"end": "error", "kinds": np.array(1.0), "stage": "call", "text": ""},
 ])
 def test_reports_that_an_answer_wrote_itself_are_foreign(report):
     assert checked_report(report) == {"end": "foreign"}
