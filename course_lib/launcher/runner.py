@@ -37,6 +37,10 @@ ONE_THREAD = {"COURSE_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREA
 """For a process beside others: kernels and BLAS keep to one thread."""
 
 
+WORKERS = ("-n", str(min(2, os.cpu_count() or 1)))
+"""Two test processes: more would not fit a board's memory beside a browser."""
+
+
 def environ(**changes: str) -> dict[str, str]:
     """Return the environment of test processes: one thread each, because the suites bring their
     own parallelism and small products only lose by more."""

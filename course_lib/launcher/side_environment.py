@@ -15,11 +15,11 @@ from course_lib import known_models
 from course_lib.atomic import write_atomically
 from course_lib.errors import CourseError
 from course_lib.launcher import environment, state
-from course_lib.launcher.runner import TESTS, Count, pytest
+from course_lib.launcher.runner import TESTS, WORKERS, Count, pytest
 from course_lib.paths import ROOT
 
 GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "httpx", "cython",
-                "setuptools", "pytest", "hypothesis", "gguf")
+                "setuptools", "pytest", "pytest-xdist", "hypothesis", "gguf")
 """What the ground floor, the command line and their tests import."""
 
 UPPER_FLOOR = ("classroom", "test_show_*.py")
@@ -57,7 +57,8 @@ def other_pythons() -> Count:
             total += impossible(str(error))
             continue
         ignored = [f"--ignore-glob={TESTS / 'unit' / name}" for name in UPPER_FLOOR]
-        total += pytest(*ignored, str(TESTS / "unit"), python=python)
+        total += pytest(*WORKERS, "--dist", "loadfile", *ignored, str(TESTS / "unit"),
+                        python=python)
     return total
 
 

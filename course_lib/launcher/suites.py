@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.launcher import arm64, browser, kernel_builds, side_environment
-from course_lib.launcher.runner import TESTS, Count, environ, pytest
+from course_lib.launcher.runner import TESTS, WORKERS, Count, environ, pytest
 from course_lib.paths import NOTEBOOKS, ROOT
 
 
@@ -23,10 +22,6 @@ class Suite:
     about: str
     run: Callable[[], Count]
     needs: str = ""
-
-
-WORKERS = ("-n", str(min(2, os.cpu_count() or 1)))
-"""Two test processes: more would not fit a board's memory beside a browser."""
 
 
 def folder(name: str, *arguments: str) -> Callable[[], Count]:
