@@ -310,7 +310,8 @@ def test_memory_stays_flat_over_200_chunks(tmp_path):
                     gc.collect()
                     sizes.append(tracemalloc.get_traced_memory()[0])
         assert store.peak_resident_bytes <= budget + store.block_bytes
-    # In 160 chunks some counters grow by an object or two; a block kept of each would be 50 times more.
+    # In 160 chunks some counters grow by an object or two; a block kept of each would be 50 times
+    # more.
     assert sizes[1] - sizes[0] < 160 * store.block_bytes / 50
 
 
