@@ -50,7 +50,7 @@ def run_prompt(
 
     def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         cache.append(layer, k, v)
-        k, v = _as_float(cache.rows(layer))
+        k, v = float_rows(cache.rows(layer))
         if prefill_k is None:
             return causal_attention(q, k, v, importance=counted, importance_from=counted_from)
         context, _ = sparse_prefill_attention(
@@ -71,7 +71,7 @@ def run_prompt(
     return session, hidden
 
 
-def _as_float(rows: LayerRows) -> tuple[np.ndarray, np.ndarray]:
+def float_rows(rows: LayerRows) -> tuple[np.ndarray, np.ndarray]:
     """The rows as attention sees them: q8 rows are read back, so prefill meets their rounding."""
     if rows.k_scale is None:
         return rows.k, rows.v

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from course_lib.engine.prefill import _as_float
+from course_lib.engine.prefill import float_rows
 from course_lib.engine.session import Session
 from course_lib.prefill_attention import causal_attention
 
@@ -98,7 +98,7 @@ def extend(session: Session, ids: list[int], on_progress: Progress | None = None
 
     def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         cache.append(layer, k, v)
-        return causal_attention(q, *_as_float(cache.rows(layer)), start=start)
+        return causal_attention(q, *float_rows(cache.rows(layer)), start=start)
 
     try:
         hidden = session.model.hidden(ids, start, attend, on_progress=on_progress)
