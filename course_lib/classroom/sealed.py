@@ -48,7 +48,7 @@ class Lines:
     def find(self, root: Path = ROOT) -> tuple[int, int]:
         """Return the 1-based (first, last) line numbers; CourseError where not found once."""
         lines = _lines(root / self.path)
-        low, high = _symbol_range(self, lines)
+        low, high = (1, len(lines)) if self.symbol is None else _range(self.path, self.symbol, lines)
         first = _find_once(self, self.first, lines, low, high)
         last = first if self.last is None else _find_once(self, self.last, lines, first, high)
         return first, last
@@ -66,15 +66,24 @@ def _find_once(target: Lines, text: str, lines: list[str], low: int, high: int) 
     return found[0]
 
 
-def _symbol_range(target: Lines, lines: list[str]) -> tuple[int, int]:
-    if target.symbol is None:
-        return 1, len(lines)
-    scope: Any = ast.parse("\n".join(lines))
-    for name in target.symbol.split("."):
+def symbol_lines(path: str, symbol: str, root: Path = ROOT) -> tuple[int, int]:
+    """Return the 1-based (first, last) lines of a function, class or ``Class.method`` of `path`.
+
+    Raises CourseError where `path` is no Python or has no such symbol, or several.
+    """
+    return _range(path, symbol, _lines(root / path))
+
+
+def _range(path: str, symbol: str, lines: list[str]) -> tuple[int, int]:
+    try:
+        scope: Any = ast.parse("\n".join(lines))
+    except SyntaxError as error:
+        raise CourseError(f"{path} is not Python: {error.msg}.") from None
+    for name in symbol.split("."):
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         found = [n for n in scope.body if isinstance(n, kinds) and n.name == name]
         if len(found) != 1:
-            raise CourseError(f"{target.path} has no {target.symbol} (or several).")
+            raise CourseError(f"{path} has no {symbol} (or several).")
         scope = found[0]
     return scope.lineno, scope.end_lineno
 

@@ -15,6 +15,7 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
+from course_lib.classroom import see
 from course_lib.errors import CourseError
 from course_lib.paths import NOTEBOOKS, relative
 
@@ -126,7 +127,8 @@ def _cell(day: Day, number: int, cell: NotebookNode, used: set[str]) -> Notebook
     make = {"code": nbformat.v4.new_code_cell, "markdown": nbformat.v4.new_markdown_cell}
     if cell.cell_type not in make:
         raise CourseError(f"{where}: a {cell.cell_type} cell; use code or markdown.")
-    made = make[cell.cell_type](cell.source, metadata=metadata)
+    source = see.expand(cell.source, where) if cell.cell_type == "markdown" else cell.source
+    made = make[cell.cell_type](source, metadata=metadata)
     made["id"] = _unique(_cell_id(course, cell.source), used)
     return made
 
