@@ -48,7 +48,9 @@ class Lines:
     def find(self, root: Path = ROOT) -> tuple[int, int]:
         """Return the 1-based (first, last) line numbers; CourseError where not found once."""
         lines = _lines(root / self.path)
-        low, high = (1, len(lines)) if self.symbol is None else _range(self.path, self.symbol, lines)
+        low, high = 1, len(lines)
+        if self.symbol is not None:
+            low, high = _range(self.path, self.symbol, lines)
         first = _find_once(self, self.first, lines, low, high)
         last = first if self.last is None else _find_once(self, self.last, lines, first, high)
         return first, last
