@@ -29,6 +29,7 @@ from course_lib.prefill import (
 from course_lib.quant import dequantize_rows, quantize_rows
 
 CHUNK = 1024  # tokens of a chunk
+SLOTS = 2  # blocks of a ring, where the rows are in a file
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class Chunked:
     chunk: int
     offload: str | Path | bool | None
     ram_budget: int | None
+    slots: int
 
 
 def as_chunked(policy: str | PrefillPolicy, chunk: int, offload: str | Path | bool | None,
-               ram_budget: int | None) -> Chunked:
+               ram_budget: int | None, slots: int) -> Chunked:
     """The options, checked; ValueError for an unknown policy and what does not go together.
 
     Chunks are whole blocks, so that no block is half history and half chunk.
@@ -50,6 +52,7 @@ def as_chunked(policy: str | PrefillPolicy, chunk: int, offload: str | Path | bo
     made = policy if isinstance(policy, PrefillPolicy) else make_policy(policy)
     check_count("chunk", chunk)
     check_count("ram_budget", ram_budget, optional=True)
+    check_count("slots", slots)
     if not made.supports_prefill:
         raise ValueError(f"policy {made.name!r} is not for prefill")
     if chunk % made.block_size:
@@ -57,7 +60,9 @@ def as_chunked(policy: str | PrefillPolicy, chunk: int, offload: str | Path | bo
                          f"not {chunk}; give {-(-chunk // made.block_size) * made.block_size}")
     if ram_budget is not None and not offload:
         raise ValueError("ram_budget needs offload: without it all rows are in memory")
-    return Chunked(made, chunk, offload, ram_budget)
+    if slots != SLOTS and not offload:
+        raise ValueError("slots needs offload: rows in memory are attended where they lie")
+    return Chunked(made, chunk, offload, ram_budget, slots)
 
 
 def run_chunked(
@@ -78,7 +83,8 @@ def run_chunked(
     config, policy, chunk = model.config, options.policy, options.chunk
     require_context(config, kv, len(ids), chunk=chunk, offloaded=bool(options.offload))
     policy.reset()
-    with _store(config, len(ids), options) as store, ChunkedPrefill(store, policy) as chunked:
+    with (_store(config, len(ids), options) as store,
+          ChunkedPrefill(store, policy, slots=options.slots) as chunked):
 
         def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
             if kv == "q8":  # the rows as the cache will give them back

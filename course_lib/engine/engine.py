@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from course_lib.engine.chat import Messages
 from course_lib.engine.checkpoint import open_checkpoint
-from course_lib.engine.checks import (
-    check_choice,
-    check_context,
-    check_count,
-    check_decode_k,
-    check_ids,
-)
-from course_lib.engine.chunked_prefill import CHUNK, Chunked, as_chunked, run_chunked
+from course_lib.engine.checks import check_context, check_count, check_decode_k, check_ids
+from course_lib.engine.chunked_prefill import run_chunked
 from course_lib.engine.config import ModelConfig
 from course_lib.engine.conversation import Answer, Reply, room_for_answer
 from course_lib.engine.conversion import Progress, check_kind, load_weights
 from course_lib.engine.fits import require_context, require_memory
 from course_lib.engine.generate import GeneratedToken, Generation, generate_from, stream_from
-from course_lib.engine.model import TILE, Model
-from course_lib.engine.prefill import IMPORTANCE_RULES, run_prompt
+from course_lib.engine.model import Model
+from course_lib.engine.prefill import run_prompt
+from course_lib.engine.prefill_options import PrefillOptions, takes_prefill_options
 from course_lib.engine.prompt_cache import PromptCache
 from course_lib.engine.sampling import Sampler
 from course_lib.engine.session import Session
 from course_lib.engine.tokenizer import Tokenizer
 from course_lib.engine.weight_cache import Note, cached_weights
 from course_lib.engine.weights import Weights, check_tensors
-from course_lib.kvcache import CACHE_DTYPES
-from course_lib.prefill import PrefillPolicy
 
 
 class Engine:
@@ -93,68 +88,33 @@ class Engine:
         _, hidden = run_prompt(self.model, self._prompt(ids))
         return self.model.logits(hidden)
 
-    def prefill(
-        self,
-        ids: Sequence[int],
-        *,
-        kv: str = "f32",
-        importance: str | None = None,
-        window: int | None = None,
-        prefill_k: int | None = None,
-        prefill_group: int | None = None,
-        block_size: int = 32,
-        tile: int = TILE,
-        policy: str | PrefillPolicy | None = None,
-        chunk: int = CHUNK,
-        offload: str | Path | bool | None = None,
-        ram_budget: int | None = None,
-        on_progress: Progress | None = None,
-    ) -> Session:
+    @takes_prefill_options
+    def prefill(self, ids: Sequence[int], **options: Any) -> Session:
         """Run the prompt `ids`; a Session whose logits are those after its last token.
 
-        kv: "f32" or "q8", the rows the cache keeps. With q8, prefill attends to the quantized
-        rows too (quantize, then read back): what is measured later is a q8 cache, not a mixture.
-        importance: softmax weight that prompt queries gave to each position, summed over layers
-        and heads; "all_queries" (the default), "last_window" (only the last `window` queries;
-        default n mod 256, 256 where that is 0) or "none" (the only one with a policy, and its
-        default). It comes from the softmax that prefill computed.
-        prefill_k: None for exact attention, else blocks per head and mini-batch of 256 queries
-        (only when the prompt is longer than two blocks). Source: engine rule, design of 10-2.
-        prefill_group: with prefill_k, so many tokens share a selection instead of a mini-batch.
-        tile: rows that go through the matrices together, for memory; on compiled kernels it
-        changes no bit. on_progress(done, total) counts tiles, layer after layer.
-        policy: None for the whole prompt at once, else a policy of course_lib.prefill, or the name
-        of one ("full", "quest", "xattn"): the prompt goes through all layers `chunk` tokens at a
-        time, a multiple of the policy's block size; each chunk reads itself and the blocks of
-        history that the policy chooses. Rows wait in memory, or with `offload` (True, or a folder)
-        in a file that is gone at the end, of which `ram_budget` bytes may be in memory (None: two
-        blocks); the cache that decode reads is filled at the end and is not part of the budget.
-        The policy, `policy` of the session, starts anew and then knows what was read
-        (`get_density_stats`); `on_progress` counts tokens.
+        options: what `PrefillOptions` names and explains; without any, all of the prompt at once
+        by exact attention, with the importance of all queries.
         Raises CourseError if the prompt is longer than the context or needs more memory than is
         free, or if the model's numbers are not finite, ValueError for empty or out-of-range ids
         and for unknown options.
         """
-        chunked = _check_prefill_options(
-            kv, importance, window, prefill_k, prefill_group, block_size, tile,
-            policy, chunk, offload, ram_budget, on_progress,
-        )
+        how = _prefill_options(options)
         ids = self._prompt(ids)
-        if chunked is not None:
-            return run_chunked(self.model, ids, chunked, kv=kv, block_size=block_size, tile=tile,
-                               on_progress=on_progress)
-        require_context(self.config, kv, len(ids))
+        if how.chunked is not None:
+            return run_chunked(self.model, ids, how.chunked, kv=how.kv, block_size=how.block_size,
+                               tile=how.tile, on_progress=how.on_progress)
+        require_context(self.config, how.kv, len(ids))
         session, hidden = run_prompt(
             self.model,
             ids,
-            kv=kv,
-            importance=importance or "all_queries",
-            window=window,
-            prefill_k=prefill_k,
-            prefill_group=prefill_group,
-            block_size=block_size,
-            tile=tile,
-            on_progress=on_progress,
+            kv=how.kv,
+            importance=how.importance or "all_queries",
+            window=how.window,
+            prefill_k=how.prefill_k,
+            prefill_group=how.prefill_group,
+            block_size=how.block_size,
+            tile=how.tile,
+            on_progress=how.on_progress,
         )
         session.logits = self.model.logits(hidden[-1])
         return session
@@ -231,7 +191,7 @@ class Engine:
         if importance is None:
             useless = decode_k is None or prefill_options.get("policy") is not None
             importance = "none" if useless else "all_queries"
-        _check_prefill_options(importance=importance, **prefill_options)
+        _prefill_options({"importance": importance, **prefill_options})
         held = PromptCache() if cache is None else cache
         reused = held.reusable(ids, importance=importance, **prefill_options)
         return Answer(
@@ -246,42 +206,11 @@ class Engine:
         return checked
 
 
-def _check_prefill_options(
-    kv: str = "f32",
-    importance: str | None = None,
-    window: int | None = None,
-    prefill_k: int | None = None,
-    prefill_group: int | None = None,
-    block_size: int = 32,
-    tile: int = TILE,
-    policy: str | PrefillPolicy | None = None,
-    chunk: int = CHUNK,
-    offload: str | Path | bool | None = None,
-    ram_budget: int | None = None,
-    on_progress: Progress | None = None,
-) -> Chunked | None:
-    """ValueError for an unknown or contradictory option; the chunked way to run, if there is a
-    policy."""
-    check_choice("kv", kv, CACHE_DTYPES)
-    if importance is not None:
-        check_choice("importance", importance, IMPORTANCE_RULES)
-    check_count("window", window, optional=True)
-    check_count("prefill_k", prefill_k, optional=True)
-    check_count("prefill_group", prefill_group, optional=True)
-    check_count("block_size", block_size)
-    check_count("tile", tile)
-    if prefill_group is not None and prefill_k is None:
-        raise ValueError("prefill_group needs prefill_k")
-    if window is not None and importance != "last_window":
-        raise ValueError('window needs importance="last_window"')
-    if policy is None:
-        if offload or ram_budget is not None or chunk != CHUNK:
-            raise ValueError("chunk, offload and ram_budget are about prefill in chunks: give a "
-                             'policy too, such as "full"')
-        return None
-    if prefill_k is not None:
-        raise ValueError("prefill_k and policy are two ways to choose blocks: leave one out")
-    if importance not in (None, "none"):
-        raise ValueError(f'importance="{importance}" needs the softmax over the whole context, and '
-                         'a policy has only parts of it: leave importance out or give "none"')
-    return as_chunked(policy, chunk, offload, ram_budget)
+def _prefill_options(options: dict[str, Any]) -> PrefillOptions:
+    """PrefillOptions of keywords; TypeError, as a call with a wrong keyword gives, for others."""
+    known = inspect.signature(PrefillOptions).parameters
+    for name in options:
+        if name not in known:
+            raise TypeError(f"Engine.prefill() got an unexpected keyword argument {name!r}; "
+                            f"there are {', '.join(known)}")
+    return PrefillOptions(**options)

@@ -131,9 +131,8 @@ class ChunkedPrefill:
             return np.zeros((0, self.store.num_kv_heads), bool), 0, 0
         self.choice = choice = self.policy.select_blocks(q, self.store, layer)
         lists = check_block_lists(choice.by_head, self.store.num_kv_heads, available)
-        cells = getattr(choice, "mask_cells", None)  # a policy whose mask is finer than its lists
-        kept, keepable = cells or (q.shape[1] * sum(map(len, lists)),
-                                   q.shape[1] * len(lists) * available)
+        kept, keepable = choice.mask_cells or (q.shape[1] * sum(map(len, lists)),
+                                               q.shape[1] * len(lists) * available)
         return readers(lists, self.store.num_kv_heads, available), kept, keepable
 
     def _store(self, layer: int, rows: LayerRows) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
 from course_lib import memory
 from course_lib.engine import generate_from
+from course_lib.engine.prefill_options import PrefillOptions
 from course_lib.engine.prompt_cache import PromptCache
 from course_lib.errors import CourseError
 from course_lib.lab.ruler_tasks import build_ruler_prompt
-from course_lib.prefill import FullAttentionPolicy, QuestPolicy, XAttentionBSAPolicy
+from course_lib.prefill import BlockFile, FullAttentionPolicy, QuestPolicy, XAttentionBSAPolicy
 
 CHUNK, BLOCK = 128, 32
 
@@ -107,11 +110,36 @@ def test_progress_counts_tokens_and_a_fork_knows_the_policy(shipped_engine, ids)
     ({"policy": "full", "ram_budget": 10**6}, "ram_budget needs offload"),
     ({"policy": "full", "ram_budget": 0, "offload": True}, "ram_budget must be an integer"),
     ({"offload": True}, "give a policy too"), ({"chunk": 128}, "give a policy too"),
-    ({"ram_budget": 10**6}, "give a policy too"),
+    ({"ram_budget": 10**6}, "give a policy too"), ({"slots": 3}, "give a policy too"),
+    ({"policy": "full", "slots": 3}, "slots needs offload"),
+    ({"policy": "full", "slots": 0, "offload": True}, "slots must be an integer of at least 1"),
 ])
 def test_wrong_options_are_refused_before_any_work(shipped_engine, options, words):
     with pytest.raises(ValueError, match=words):
         shipped_engine.prefill([5, 6], **options)
+
+
+def test_slots_change_no_bit_but_how_many_blocks_wait_in_memory(
+    shipped_engine, ids, tmp_path, monkeypatch
+):
+    made, make_slots = [], BlockFile.make_slots
+    monkeypatch.setattr(BlockFile, "make_slots", lambda store, count: (
+        made.append(count), make_slots(store, count))[1])
+    seen = [shipped_engine.prefill(ids, policy=FullAttentionPolicy(BLOCK), chunk=CHUNK,
+                                   offload=tmp_path, slots=slots) for slots in (1, 2, 4)]
+    assert made == [1, 2, 4]
+    assert all(np.array_equal(session.logits, seen[0].logits) for session in seen)
+    assert all(map(np.array_equal, rows_of(seen[0]), rows_of(seen[2])))
+
+
+def test_the_options_show_in_the_signature_and_a_wrong_name_is_refused(shipped_engine):
+    shown = inspect.signature(shipped_engine.prefill).parameters
+    assert list(shown) == ["ids", *inspect.signature(PrefillOptions).parameters]
+    assert shown["kv"].default == "f32" and shown["slots"].kind is inspect.Parameter.KEYWORD_ONLY
+    for call in (shipped_engine.prefill, lambda ids, **o: shipped_engine.chat(
+            [{"role": "user", "content": "x"}], **o)):
+        with pytest.raises(TypeError, match=r"argument 'chunks'; there are kv, .*slots"):
+            call([5, 6], chunks=3)
 
 
 def test_a_policy_that_is_not_for_prefill_is_refused(shipped_engine):
