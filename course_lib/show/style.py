@@ -52,6 +52,29 @@ SIDE: Mapping[str, Meaning] = {
     "recorded": Meaning("C", "#9a9a9a", INK, "...", "recorded"),
 }
 
+# A stream of scores, as online softmax reads it.
+STREAM: Mapping[str, Meaning] = {
+    "read": Meaning("r", "#4a4a4a", PAPER, "", "read"),
+    "maximum": Meaning("M", "#f0a830", INK, "///", "new maximum: S and A are rescaled"),
+    "to come": Meaning("·", "#ececec", MUTED, "", "to come"),
+}
+
+# The parts of a cache's bytes.
+BYTES: Mapping[str, Meaning] = {
+    "values": Meaning("v", "#0b4f8a", PAPER, "", "values"),
+    "scales": Meaning("s", "#f0a830", INK, "///", "scales"),
+    "mirror": Meaning("m", "#b9c4cc", INK, "\\\\\\", "float32 mirror"),
+}
+
+# Tokens of a text; the letters stand in text twins.
+TOKEN: Mapping[str, Meaning] = {
+    "text": Meaning("", "#ececec", INK, "", "ordinary token"),
+    "merged": Meaning("m", "#5fc9a8", INK, "", "just merged"),
+    "differs": Meaning("d", "#f0a830", INK, "///", "differs"),
+    "control": Meaning("c", "#0b4f8a", PAPER, "", "control token"),
+    "template": Meaning("t", "#b9d7ee", INK, "...", "ordinary token written by the template"),
+}
+
 DPI = 100  # a picture's pixels are screen pixels, so the font sizes below are what one sees
 WIDTH = 9.2  # inches: fits the output of a notebook beside an open side bar, 1366 pixels wide
 

@@ -26,3 +26,14 @@ def drawable(text: str) -> str:
     """
     line = " ".join(text.split())
     return "".join(c if c.isprintable() and ord(c) < 0x180 else "�" for c in line)
+
+
+def size_text(count: float) -> str:
+    """Bytes as whole bytes up to 100,000, beyond that in kB, MB, GB (powers of ten)."""
+    if count < 100_000:
+        return f"{int(count):,} B"
+    if count < 999.5e3:
+        return f"{count / 1e3:.3g} kB"
+    if count < 999.5e6:
+        return f"{count / 1e6:.3g} MB"
+    return f"{count / 1e9:.3g} GB" if count < 999.5e9 else f"{count / 1e9:,.0f} GB"
