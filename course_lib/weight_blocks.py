@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from course_lib.arrays import F32, as_float32, require_finite
+from course_lib.fused import fused_multiply_add
 from course_lib.quant import TINY
 
 Kind = Literal["q8_0", "q4_0"]
@@ -129,25 +130,8 @@ def _product(x: Any, w_scale: np.ndarray, w: np.ndarray) -> np.ndarray:
         for b in range(x_scale.shape[1]):
             total = q[:, b] @ w[:, b].astype(np.int32).T
             scale = w_scale[:, b].astype(F32) * x_scale[:, b, None]
-            acc = _fused_multiply_add(scale, total, acc)
+            acc = fused_multiply_add(scale, total, acc)
     return acc
-
-
-def _fused_multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Return a · b + c rounded once to float32, for float32 a and c and integers b below 2**24.
-
-    The product is exact in float64; the sum may not be, and rounding it twice could be wrong. So
-    where something is lost the last bit is made odd (in the direction of what was lost): then a
-    value is never halfway between two float32 unless it is exactly so.
-    """
-    product, c = a.astype(np.float64) * b, c.astype(np.float64)
-    total = product + c
-    part = total - product
-    lost = (product - (total - part)) + (c - part)  # exact: Knuth's two-sum
-    even = (total.view(np.int64) & 1) == 0
-    toward = np.where(lost > 0, np.inf, -np.inf)
-    inexact = np.isfinite(total) & (lost != 0) & even
-    return np.where(inexact, np.nextafter(total, toward), total).astype(F32)
 
 
 def _blocks_of(w: Any, name: str) -> np.ndarray:

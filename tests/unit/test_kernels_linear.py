@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import kernels_pyx
 from course_lib import backend
+from course_lib.fused import fused_multiply_add
 from course_lib.linear import PackedMatrix, linear
 from course_lib.weight_blocks import (
-    _fused_multiply_add,
     dequantize_q4_0,
     dequantize_q8_0,
     linear_q4_0_reference,
@@ -41,7 +41,7 @@ def literal_f32(x, w):
     w = np.pad(w, ((0, 0), (0, padding))).reshape(1, rows, chunks, 16)
     lanes = np.zeros((n, rows, 16), F32)
     for chunk in range(x.shape[2]):
-        lanes = _fused_multiply_add(x[:, :, chunk], w[:, :, chunk], lanes)
+        lanes = fused_multiply_add(x[:, :, chunk], w[:, :, chunk], lanes)
     while lanes.shape[-1] > 1:
         half = lanes.shape[-1] // 2
         lanes = lanes[..., :half] + lanes[..., half:]

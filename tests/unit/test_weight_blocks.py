@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from course_lib import weight_blocks
 from course_lib.paths import ROOT
 from course_lib.weight_blocks import (
     BLOCK_BYTES,
@@ -24,6 +23,7 @@ from course_lib.weight_blocks import (
     quantize_q8_0,
     split_blocks,
 )
+from tests.exact import fused
 
 F32 = np.float32
 F32_MAX = np.finfo(F32).max
@@ -183,33 +183,6 @@ def test_activations_round_ties_to_even():
 def test_activations_never_leave_127(x):
     q, scale = quantize_activations(x)
     assert q.min() >= -127 and np.isfinite(scale).all() and (scale > 0).all()
-
-
-def fused(a, b, c):
-    """a * b + c, rounded once, by exact arithmetic."""
-    exact = Fraction(float(a)) * int(b) + Fraction(float(c))
-    near = F32(float(exact))  # within an ulp or two
-    around = [near, np.nextafter(near, F32(np.inf)), np.nextafter(near, F32(-np.inf))]
-    distance = [abs(Fraction(float(v)) - exact) for v in around]
-    best = [v for v, d in zip(around, distance, strict=True) if d == min(distance)]
-    return min(best, key=lambda v: int(v.view(np.uint32)) & 1)  # of two as near, the even one
-
-
-@given(st.integers(-2**24, 2**24), st.integers(-2**20, 2**20), st.integers(-2**24, 2**24),
-       st.integers(-60, 60), st.integers(-60, 60))
-def test_the_fused_multiply_add_rounds_once(a, b, c, a_exponent, c_exponent):
-    a, c = F32(a * 2.0**a_exponent), F32(c * 2.0**c_exponent)
-    found = weight_blocks._fused_multiply_add(np.array([a]), np.array([b]), np.array([c]))
-    assert found[0] == fused(a, b, c)
-
-
-def test_rounding_twice_would_be_wrong_there():
-    # c is odd in its last bit, a * b a little less than half of that bit: c is nearest. Float64
-    # takes the sum for the exact half, which then goes to the even neighbour.
-    a, b, c = F32((2**20 + 1) * 2.0**-64), 2**20 - 1, np.nextafter(F32(1), F32(2))
-    found = weight_blocks._fused_multiply_add(np.array([a]), np.array([b]), np.array([c]))
-    assert found[0] == fused(a, b, c) == c
-    assert F32(float(a) * b + float(c)) == np.nextafter(c, F32(2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
