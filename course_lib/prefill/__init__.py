@@ -17,6 +17,7 @@ from course_lib.prefill.lse import merge_attention_outputs, partial_attention
 from course_lib.prefill.policies import FullAttentionPolicy, QuestPolicy
 from course_lib.prefill.policy import POLICIES, BlockChoice, PrefillPolicy, make_policy, register
 from course_lib.prefill.quest import page_bounds, quest_page_scores
+from course_lib.prefill.schedule import ring_schedule
 from course_lib.prefill.scores import flat_group_gemm_fuse_reshape, softmax_fuse_block_sum
 from course_lib.prefill.store import BlockStore, Slot
 from course_lib.prefill.trace import BlockTrace, Trace
@@ -49,6 +50,7 @@ __all__ = [
     "partial_attention",
     "quest_page_scores",
     "register",
+    "ring_schedule",
     "softmax_fuse_block_sum",
     "xattn_estimate",
 ]

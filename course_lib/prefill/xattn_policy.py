@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,18 +15,16 @@ from course_lib.prefill.scores import (
     padded,
     softmax_fuse_block_sum,
 )
+from course_lib.prefill.store import BlockStore, Slot
 from course_lib.prefill.xattn import base_2_scale, check_blocks
 from course_lib.quant import dequantize_rows, quantize_rows
-
-if TYPE_CHECKING:
-    from course_lib.prefill.store import BlockStore
 
 KEY_BLOCKS = 16  # blocks of keys that are scored together
 CHOICES = {
     "aggregate": tuple(AGGREGATORS),
     "compat": COMPATS,
     "estimate_reuse": ("none", "layer0"),
-    "estimate_from": ("f32", "int8"),
+    "estimate_from": ("f32", "int8", "kv"),
     "sample_of": ("rows", "blocks"),
 }
 
@@ -44,7 +41,8 @@ class XAttentionBSAPolicy(PrefillPolicy):
     estimate_sample: share of the chunk's strides of queries ("rows") or of the history's blocks
     ("blocks", where a block left out takes the sums of the scored one before it) that is scored.
     estimate_from "int8": keys are kept as int8 rows in memory for the estimate, so that it reads
-    nothing from the store. Only for prefill: one query is no stride. Source: Xu et al. 2025, and
+    nothing from the store; "kv": it reads K and V of every block, of which it needs K alone, as the
+    published policy does. Only for prefill: one query is no stride. Source: Xu et al. 2025, and
     the policy design that the course quotes.
     """
 
@@ -156,6 +154,9 @@ class XAttentionBSAPolicy(PrefillPolicy):
     def _keys(self, store: BlockStore, layer: int, block: int) -> np.ndarray:
         if self.estimate_from == "f32":
             return store.keys(layer, block)
+        if self.estimate_from == "kv":
+            slot = Slot(-1, store.block_shape)
+            return slot.rows(store.load(layer, block, slot)).k.copy()
         kept = self._int8.setdefault(layer, [])
         for missing in range(len(kept), block + 1):  # written before we came
             self.on_block_written(layer, missing, store.keys(layer, missing))

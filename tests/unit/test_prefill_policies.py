@@ -308,3 +308,14 @@ def test_statistics_are_printed_and_reset_without_forgetting_keys(capsys):
         read = store.bytes_read
         policy.select_blocks(rows(2, HEADS, 64), store, 0)
         assert store.bytes_read == read
+
+
+def test_an_estimate_that_reads_values_too_chooses_alike_and_reads_twice():
+    q, keys = per_head_needles()
+    read, choices = {}, {}
+    for source in ("f32", "kv", "int8"):
+        store = filled(keys)
+        choices[source] = xattn(estimate_from=source).select_blocks(q, store, 0)
+        read[source] = store.bytes_read
+    assert same(choices["f32"], choices["kv"]) and len(choices["f32"].by_head[0]) < 6
+    assert read == {"f32": keys.nbytes, "kv": 2 * keys.nbytes, "int8": keys.nbytes}
