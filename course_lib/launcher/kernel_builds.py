@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.launcher.runner import TESTS, Count, environ, pytest
+from course_lib.launcher.runner import ONE_BY_ONE, TESTS, Count, environ, pytest
 from course_lib.launcher.side_environment import impossible
 from course_lib.paths import ROOT
 
@@ -66,7 +66,7 @@ def sanitized() -> Count:
                  TESTS / "property" / "test_kernels_fuzz.py"]
         # Plain C once, and the digests with two threads.
         chosen = "not portable-baseline and not threads_1 and not threads_3"
-        return pytest("-s", "-k", chosen, *map(str, files), env=env)
+        return pytest("-s", *ONE_BY_ONE, "-k", chosen, *map(str, files), env=env)
 
 
 def find_sanitizer() -> str | None:

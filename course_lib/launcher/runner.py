@@ -40,6 +40,12 @@ ONE_THREAD = {"COURSE_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREA
 WORKERS = ("-n", str(min(2, os.cpu_count() or 1)))
 """Two test processes: more would not fit a board's memory beside a browser."""
 
+BY_FILE = (*WORKERS, "--dist", "loadfile")
+"""A file's tests stay in one process, where they share what they load."""
+
+ONE_BY_ONE = (*WORKERS, "--dist", "worksteal")
+"""Every test goes to the process that is free."""
+
 
 def environ(**changes: str) -> dict[str, str]:
     """Return the environment of test processes: one thread each, because the suites bring their

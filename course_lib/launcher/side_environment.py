@@ -15,7 +15,7 @@ from course_lib import known_models
 from course_lib.atomic import write_atomically
 from course_lib.errors import CourseError
 from course_lib.launcher import environment, state
-from course_lib.launcher.runner import TESTS, WORKERS, Count, pytest
+from course_lib.launcher.runner import BY_FILE, TESTS, Count, pytest
 from course_lib.paths import ROOT
 
 GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "httpx", "cython",
@@ -38,7 +38,7 @@ def oracle_tests() -> Count:
         return impossible(str(error))
     files = [str(path) for path in sorted(TESTS.glob("oracle/test_*.py"))
              if 'importorskip("torch")' in path.read_text(encoding="utf-8")]
-    return pytest(*(files or ["tests/oracle/no-test-compares-with-torch"]), python=python,
+    return pytest(*BY_FILE, *(files or ["tests/oracle/no-test-compares-with-torch"]), python=python,
                   skips_fail=True)
 
 
@@ -57,8 +57,7 @@ def other_pythons() -> Count:
             total += impossible(str(error))
             continue
         ignored = [f"--ignore-glob={TESTS / 'unit' / name}" for name in UPPER_FLOOR]
-        total += pytest(*WORKERS, "--dist", "loadfile", *ignored, str(TESTS / "unit"),
-                        python=python)
+        total += pytest(*BY_FILE, *ignored, str(TESTS / "unit"), python=python)
     return total
 
 

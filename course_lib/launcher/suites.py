@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.launcher import arm64, browser, kernel_builds, side_environment
-from course_lib.launcher.runner import TESTS, WORKERS, Count, environ, pytest
+from course_lib.launcher.runner import BY_FILE, ONE_BY_ONE, TESTS, WORKERS, Count, environ, pytest
 from course_lib.paths import NOTEBOOKS, ROOT
 
 
@@ -85,17 +85,18 @@ def pythons() -> Count:
 
 
 SUITES = (
-    Suite("unit", "tests/unit", folder("unit", *WORKERS, "--dist", "loadfile")),
-    Suite("property", "tests/property", folder("property")),
-    Suite("oracle", "tests/oracle against stored results", folder("oracle")),
+    Suite("unit", "tests/unit", folder("unit", *BY_FILE)),
+    Suite("property", "tests/property", folder("property", *BY_FILE)),
+    Suite("oracle", "tests/oracle against stored results", folder("oracle", *BY_FILE)),
     Suite("lint", "ruff, mypy, the rules of a lesson", lint),
     Suite("build", "notebooks match their sources", build_check),
-    Suite("notebook", "tests/notebook", folder("notebook")),
+    Suite("notebook", "tests/notebook", folder("notebook", *BY_FILE)),
     Suite("nbval", "every notebook's outputs", nbval),
-    Suite("grading", "tests/grading", folder("grading")),
+    Suite("grading", "tests/grading", folder("grading", *ONE_BY_ONE)),
     Suite("submissions", "tests/submissions: a folder of work, honest and hostile, graded",
           folder("submissions"), "full"),
-    Suite("builds", "tests/builds: the kernels by other compilers", folder("builds"), "full"),
+    Suite("builds", "tests/builds: the kernels by other compilers", folder("builds", *ONE_BY_ONE),
+          "full"),
     Suite("nbval-numpy", "every notebook's outputs on NumPy", lambda: nbval("numpy"), "full"),
     Suite("oracle-torch", "tests/oracle against torch, in .venv-oracle", oracle_torch, "full"),
     Suite("pythons", "tests/unit on other Pythons, in .venv-py3.x", pythons, "full"),
