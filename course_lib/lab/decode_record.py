@@ -115,3 +115,14 @@ def record_decode(
     if not recorder.queries:
         raise ValueError("the answer ended before decode read the cache; record a longer one.")
     return DecodeRecord(generation, np.stack(recorder.queries), last, len(session))
+
+
+def record_fed(session: Session, generation: Generation, steps: int) -> DecodeRecord:
+    """Feed the first `steps` tokens of a generation to a prefilled session, which is left as it
+    is, under exact decode, and keep every query: the same text, asked of another cache."""
+    recorder = RecordingModel(session.model)
+    fed = session.fork()
+    fed.model = recorder
+    for token in generation.ids[:steps]:
+        fed.step(token)
+    return DecodeRecord(generation, np.stack(recorder.queries), fed, len(session))

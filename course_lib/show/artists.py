@@ -40,6 +40,10 @@ class Bars:
         corners = [(left, low), (right, low), (right, top), (left, top)]
         self._bars.set_verts(list(np.stack([np.stack(c, axis=-1) for c in corners], axis=1)))
 
+    def set_line(self, width: float) -> None:
+        """Draw edges `width` points wide."""
+        self._bars.set_linewidth(width)
+
 
 class Segments:
     """Straight lines of one colour; `move` gives them their ends."""

@@ -20,6 +20,8 @@ _LOST = Meaning("", PAPER, INK, "", "not read")
 # Bottom and height of tiles, attention, probe, importance, as shares of the figure.
 _STRIPS = ((0.77, 0.07), (0.535, 0.12), (0.345, 0.12), (0.155, 0.12))
 _SAYS_CHARACTERS = 84  # of a generated text that fit on one line
+_ABREAST = 80  # letters that fit side by side; of more blocks each reason has a lane of its own
+_LANES = {"importance": 3, "probe": 2, "recency": 1, "evicted_by_recency": 0}
 
 
 class BlockPicture:
@@ -50,15 +52,21 @@ class BlockPicture:
         ax.axis("off")
         self._counts = {}
         for (name, meaning), x in zip(REASON.items(), (0.8, 19, 34, 50.5, 77), strict=True):
-            _tile(ax, meaning).move([x], [1.0], 1.6)
+            tile = _tile(ax, meaning)
+            tile.move([x], [1.0], 1.6)
+            tile.set_line(_line(name))
             _letter(ax, meaning).set_data([x], [0.5])
             self._counts[name] = ax.text(x + 1.5, 0.45, "", va="center", fontsize=10)
 
     def _make_tiles(self, ax: Any) -> None:
         ax.set_ylim(0, 1)
         ax.axis("off")
-        self._tiles = {name: _tile(ax, m) for name, m in REASON.items()}
+        self._tiles = {name: _tile(ax, REASON[name]) for name in reversed(REASON)}
         self._letters = {name: _letter(ax, m) for name, m in REASON.items()}
+        self._lanes = [ax.text(-0.008, 0.06 + 0.22 * (lane + 0.5), REASON[name].letter,
+                               transform=ax.transAxes, ha="right", va="center",
+                               fontsize=8, weight="bold")
+                       for name, lane in _LANES.items()]
         self._needle = Bars(ax, Meaning("", "none", INK, "", ""), edge=INK, line=2.4)
         self._needle_name = ax.text(0, 1.1, "", ha="center", va="bottom", fontsize=9.5,
                                     weight="bold")
@@ -87,7 +95,7 @@ class BlockPicture:
 
     def draw(self, r: dict[str, Any]) -> None:
         blocks = np.arange(r["n_blocks"])
-        ticks = [b for b in range(0, r["n_blocks"], 8)]
+        ticks = list(range(0, r["n_blocks"], 8 if r["n_blocks"] <= _ABREAST else 32))
         for ax, band in zip(self._axes, self._bands, strict=True):
             ax.set_xlim(-0.6, r["n_blocks"] - 0.4)
             ax.xaxis.set_major_locator(FixedLocator(ticks))
@@ -100,8 +108,9 @@ class BlockPicture:
         self._draw_importance(r)
 
     def _draw_words(self, r: dict[str, Any]) -> None:
-        self._heads[0].set_text(f"k = {r['k']} of {r['n_blocks']} blocks · layer {r['layer']} · "
-                                f"query head {r['head']} · n_probe {r['n_probe']}")
+        self._heads[0].set_text(
+            f"k = {r['k']} of {r['n_blocks']} blocks of {r['block_size']} · layer {r['layer']} · "
+            f"query head {r['head']} · n_probe {r['n_probe']} · prefill k = {r['prefill_k']}")
         self._heads[1].set_text(drawable(f"{r['question']} Step {r['step']}: fed {r['fed']!r}, "
                                          f"exact attention says {r['next']!r}"))
         said = r["answer"].text if r["answer"] else "…"
@@ -115,12 +124,23 @@ class BlockPicture:
 
     def _draw_tiles(self, r: dict[str, Any]) -> None:
         reason = np.array(r["reason"])
+        in_lanes = r["n_blocks"] > _ABREAST
+        for text in self._lanes:
+            text.set_visible(in_lanes)
         for name in REASON:
             at = np.flatnonzero(reason == name)
-            self._tiles[name].move(at, np.full(len(at), 0.94), 0.94, 0.06)
-            self._letters[name].set_data(at, np.full(len(at), 0.5))
+            low, high = 0.06, 0.94
+            if in_lanes and name in _LANES:
+                low, high = 0.06 + 0.22 * _LANES[name], 0.06 + 0.22 * (_LANES[name] + 1)
+            self._tiles[name].move(at, np.full(len(at), high), 0.94, low)
+            self._tiles[name].set_line(_line(name, thin=in_lanes))
+            self._letters[name].set_data(*([], []) if in_lanes else (at, np.full(len(at), 0.5)))
+        if in_lanes:  # what no lane covers
+            self._tiles["not_selected"].move(np.arange(len(reason)), np.full(len(reason), 0.94),
+                                             0.94, 0.06)
         needles = np.array(r["needle_blocks"])
         self._needle.move(needles, np.full(len(needles), 1.0), 1.0)
+        self._needle.set_line(1.2 if in_lanes else 2.4)
         self._needle_name.set_x(needles.mean())
         self._needle_name.set_text("needle")
         self._block_name.set_x(r["block"])
@@ -157,11 +177,12 @@ class BlockPicture:
                                  f"{ranks[r['needle_block']]} of {len(sums)}")
         positive = np.array([1.0]) if off else sums[sums > 0]
         floor, top = 0.7 * float(positive.min(initial=1e9)), 1.3 * float(positive.max(initial=1e-9))
-        self._importance_ax.set_ylim(min(floor, 1.0), max(top, 1.0))
+        base = min(floor, 1.0)  # a sum of 0 has no bar
+        self._importance_ax.set_ylim(base, max(top, 1.0))
         for name, at in _split(r["reason"], self._sums).items():
             at = at[:0] if off else at
-            heights = np.zeros(0) if off else np.maximum(sums[at], floor)
-            self._sums[name].move(at, heights, bottom=min(floor, 1.0))
+            heights = np.zeros(0) if off else np.maximum(sums[at], base)
+            self._sums[name].move(at, heights, bottom=base)
 
 
 def _edge(name: str) -> str:
@@ -176,9 +197,12 @@ def _split(reason: Sequence[str], bars: Mapping[str, Any]) -> dict[str, np.ndarr
 
 def _tile(ax: Any, meaning: Meaning) -> Bars:
     """Tiles under letters: a hatch would hide the letter, so a frame stands for it."""
-    if meaning.hatch:
-        return Bars(ax, meaning._replace(hatch=""), edge=meaning.ink, line=1.4)
-    return Bars(ax, meaning, edge=PAPER)
+    edge = meaning.ink if meaning.hatch else PAPER
+    return Bars(ax, meaning._replace(hatch=""), edge=edge)
+
+
+def _line(name: str, thin: bool = False) -> float:
+    return 1.4 if REASON[name].hatch else 0.25 if thin else 0.6
 
 
 def _letter(ax: Any, meaning: Meaning) -> Any:

@@ -10,8 +10,8 @@ from ipywidgets import Button, Layout
 
 from course_lib.engine import Engine
 from course_lib.engine.prefill import IMPORTANCE_RULES
-from course_lib.lab.needle import NeedleOptions, prompt_of
-from course_lib.lab.prompt_study import Answer, PromptStudy, prompt_study
+from course_lib.lab.needle import MAX_NEW_TOKENS, NeedleOptions, prompt_of
+from course_lib.lab.prompt_study import BLOCK_SIZE, Answer, PromptStudy, prompt_study
 from course_lib.lab.prompts import NeedlePrompt
 from course_lib.show.block_picture import BlockPicture
 from course_lib.show.controls import dropdown, number, replace_options, steps
@@ -23,6 +23,8 @@ from course_lib.show.why import why_block
 from course_lib.sparse import n_blocks
 
 KS = (1, 2, 4, 8, 16, 32, 64, "all")
+PREFILL_KS = (1, 2, 4, 8, 16, 32, "exact")
+BLOCK_SIZES = (16, 32, 64, 128)
 N_PROBES = (1, 2, 4, 8, 16, 32)
 PROMPTS = 4
 # Two backends differ by about 1e-4 in a logit; from the first choice closer than this on, a text
@@ -34,12 +36,18 @@ class BlockSelectionExplorer(Explorer):
     """Which blocks one query head reads, why, and what the model then says.
 
     engine: default the shipped model. prompts: needle prompts to choose from; default the first
-    four of `./course needle --tokens TOKENS`. prompt, layer, head (query head), step (token of
-    the answer), k, n_probe, importance, block: where the controls start; layer, head and step
-    left out show the query that reads the needle's value, block left out the needle's block.
+    four of `./course needle --tokens TOKENS`. prompt, prefill_k ("exact" or blocks that a
+    mini-batch of the prompt reads), step (token of the answer), layer, head (query head),
+    block_size, k (of decode), n_probe, importance, block: where the controls start; layer, head
+    and step left out show the query that reads the needle's value, block left out the needle's
+    block.
 
-    The query is the one that exact attention produced at that step; the answer is a real run.
+    The query is the one that exact decode of the exact answer asks at that step; the answer is a
+    real run.
     """
+
+    question = ("this query is about to write the needle's value. Which blocks does it read at "
+                "this k: will the needle's be among them, and by which letter?")
 
     alt = ("one column per block: a letter says why it is read or not; below, its share of exact "
            "attention, its probe score and its importance; at the bottom the generated text")
@@ -47,8 +55,9 @@ class BlockSelectionExplorer(Explorer):
 
     def __init__(
         self, engine: Engine | None = None, *, prompts: Sequence[NeedlePrompt] | None = None,
-        tokens: int = 2061, prompt: int = 0, layer: int | None = None, head: int | None = None,
-        step: int | None = None, k: int | str = 32, n_probe: int = 8,
+        tokens: int = 2061, prompt: int = 0, prefill_k: int | str = "exact",
+        layer: int | None = None, head: int | None = None, step: int | None = None,
+        block_size: int = BLOCK_SIZE, k: int | str = 32, n_probe: int = 8,
         importance: str = "all_queries", block: int | None = None,
     ) -> None:
         self.engine = engine or shipped_engine()
@@ -57,17 +66,22 @@ class BlockSelectionExplorer(Explorer):
         names = {f"{i}: {p.fact.name}'s {p.fact.attribute}": i
                  for i, p in enumerate(self.prompts)}
         choose = dropdown("prompt", names, prompt, "which needle is hidden in the notes")
-        study = self.study(prompt)
+        prefill = steps("prefill k", PREFILL_KS, prefill_k,
+                        "blocks that each mini-batch of the prompt read")
+        size = steps("block size", BLOCK_SIZES, block_size, "tokens in a block")
+        study = self.study(prompt, prefill_k, block_size)
         layer, head, step, block = self._place(study, layer, head, step, block)
         config = self.engine.config
         super().__init__({
             "prompt": choose,
+            "prefill_k": prefill,
             "step": dropdown("step", self._step_names(study), step,
                              "which token of the answer is being made"),
             "layer": number("layer", config.num_hidden_layers - 1, layer, "layer of the model"),
             "head": number("query head", config.num_attention_heads - 1, head,
                            "every query head selects its own blocks"),
-            "k": steps("k", KS, k, "how many blocks decode reads"),
+            "block_size": size,
+            "k": steps("decode k", KS, k, "how many blocks decode reads"),
             "n_probe": steps("n_probe", N_PROBES, n_probe, "tokens sampled in each block"),
             "importance": dropdown("importance", IMPORTANCE_RULES, importance,
                                    "which prefill queries count"),
@@ -75,9 +89,16 @@ class BlockSelectionExplorer(Explorer):
                             "the block to explain below"),
         }, extras=self._jumps())
 
-    def study(self, prompt: int) -> PromptStudy:
+    def study(self, prompt: int, prefill_k: int | str = "exact",
+              block_size: int = BLOCK_SIZE) -> PromptStudy:
         """The prefilled prompt; shared with other explorers of this engine."""
-        return prompt_study(self.engine, self.prompts[prompt])
+        blocks = None if prefill_k == "exact" else int(prefill_k)
+        return prompt_study(self.engine, self.prompts[prompt], prefill_k=blocks,
+                            block_size=block_size)
+
+    def _chosen_study(self) -> PromptStudy:
+        params = self.params
+        return self.study(params["prompt"], params["prefill_k"], params["block_size"])
 
     @staticmethod
     def _place(study: PromptStudy, layer: int | None, head: int | None, step: int | None,
@@ -93,7 +114,7 @@ class BlockSelectionExplorer(Explorer):
 
     @staticmethod
     def _last_block(study: PromptStudy) -> int:
-        return (study.record.context(study.record.steps - 1) - 1) // study.session.block_size
+        return (study.record.context(study.record.steps - 1) - 1) // study.block_size
 
     def _jumps(self) -> list[Button]:
         targets = {
@@ -110,18 +131,21 @@ class BlockSelectionExplorer(Explorer):
         return buttons
 
     def _jump(self, target: Any) -> None:
-        self.controls["block"].value = target(self._current())
+        with self._errors_in_view():
+            self.controls["block"].value = target(self._current())
 
     def compute(
-        self, prompt: int = 0, layer: int | None = None, head: int | None = None,
-        step: int | None = None, k: int | str = 32, n_probe: int = 8,
-        importance: str = "all_queries", block: int | None = None, answer: bool = True,
+        self, prompt: int = 0, prefill_k: int | str = "exact", layer: int | None = None,
+        head: int | None = None, step: int | None = None, block_size: int = BLOCK_SIZE,
+        k: int | str = 32, n_probe: int = 8, importance: str = "all_queries",
+        block: int | None = None, answer: bool = True,
     ) -> dict[str, Any]:
         """The selection of one query with everything said about it; defaults as the class's.
 
+        "exact_answer" is that of exact prefill and exact decode, "answer" that of these controls;
         answer=False leaves the generated text of a k that was not run yet as None.
         """
-        study = self.study(prompt)
+        study = self.study(prompt, prefill_k, block_size)
         layer, head, step, block = self._place(study, layer, head, step, block)
         record = study.record
         mass = record.attention_mass(step, layer, head)
@@ -133,34 +157,38 @@ class BlockSelectionExplorer(Explorer):
         read = np.zeros(len(mass), bool)
         read[selection.ids] = True
         fed, after = _fed_and_next(study, step)
-        # All blocks of this step may be all but one of a later step of the answer.
-        in_the_end = n_blocks(record.context(record.steps - 1), record.session.block_size)
+        # All blocks of this step may be all but a few of a later step of the answer.
+        in_the_end = n_blocks(record.prompt_tokens + MAX_NEW_TOKENS, block_size)
         k_answer = in_the_end if k == "all" else k_blocks
         ready = answer or study.has_answer(k_answer, n_probe, importance)
         return {
             "prompt": prompt, "question": study.prompt.question, "n": record.context(step),
+            "prefill_k": prefill_k, "block_size": block_size,
             "needle": study.prompt.fact.sentence, "needle_blocks": list(study.needle_blocks),
             "needle_block": study.needle_block, "layer": layer, "head": head, "step": step,
             "fed": fed, "next": after, "k": k, "n_blocks": len(mass), "n_probe": n_probe,
             "importance": importance, "selection": selection, "reason": selection.reason,
             "read": read, "mass": mass, "block": block,
-            "why": why_block(selection, block, k_blocks), "exact_answer": study.answer(),
+            "why": why_block(selection, block, k_blocks), "exact_answer": study.exact.answer(),
             "answer": study.answer(k_answer, n_probe, importance) if ready else None,
         }
 
     def adjust(self, name: str) -> None:
+        if name not in ("prompt", "prefill_k", "block_size"):
+            return
+        self._busy("prefill and exact answer of this prompt" if name == "prompt" else
+                   f"the same prompt, prefill k = {self.controls['prefill_k'].value}")
+        study = self._chosen_study()
         if name == "prompt":
-            self._busy("prefill and exact answer of this prompt")
-            study = self.study(self.controls["prompt"].value)
             replace_options(self.controls["step"], self._step_names(study), study.value_step)
+        if name != "prefill_k":
             self.controls["block"].max = self._last_block(study)
             self.controls["block"].value = study.needle_block
 
     def react(self) -> None:
-        params = self.params
-        study = self.study(params["prompt"])
+        params, study = self.params, self._chosen_study()
         if not study.has_importance(params["importance"]):
-            self._busy("a prefill that counts only the last window")
+            self._busy(f"a prefill that counts importance by {params['importance']}")
         glance = self.compute(**params, answer=False)
         if glance["answer"] is None:
             self._publish(glance)
@@ -184,11 +212,12 @@ def describe(r: dict[str, Any], engine: Engine) -> str:
     counts = "  ".join(f"{m.letter} {m.label} {r['reason'].count(name)}"
                        for name, m in REASON.items())
     lines = [
-        f"{r['question']}  {r['n']} tokens in {r['n_blocks']} blocks; needle {r['needle']!r} "
-        f"in block {needle}",
+        f"{r['question']}  {r['n']} tokens in {r['n_blocks']} blocks of {r['block_size']}; needle "
+        f"{r['needle']!r} in block {needle}",
         f"layer {r['layer']}, query head {r['head']}, step {r['step']}: fed {r['fed']!r}, exact "
         f"attention says {r['next']!r}",
-        f"k = {r['k']}, n_probe {r['n_probe']}, importance {r['importance']}",
+        f"prefill k = {r['prefill_k']}, decode k = {r['k']}, n_probe {r['n_probe']}, importance "
+        f"{r['importance']}",
         counts,
         f"exact attention's weight on the blocks read: {percent(mass[read].sum())}; on the "
         f"needle's block: {percent(mass[needle])}, {'read' if read[needle] else 'not read'}",

@@ -24,6 +24,7 @@ _PRE = ('<pre style="font-size:13px; line-height:1.35; white-space:pre-wrap; '
 _ERROR = ('<div role="alert" style="border:2px solid #b3261e; padding:4px 8px">'
           "<b>Error.</b> {} <br>The picture below still shows the last setting that worked.</div>")
 _BUSY = '<div role="status"><i>computing: {} …</i></div>'
+_QUESTION = '<div style="line-height:1.35; max-width:60em"><b>Predict first:</b> {}</div>'
 
 
 class Drawing(Protocol):
@@ -42,12 +43,15 @@ class Explorer(VBox):
     * `compute(**params) -> dict`: the numbers; reads no widget and changes nothing that shows;
     * `drawing`: a class whose objects have a `figure`, made once in the course's style, and
       `draw(result)`, which moves its artists (or `make_figure` and `draw` themselves);
-    * `describe(result) -> str`: the text twin; it prints every number that the picture shows.
+    * `describe(result) -> str`: the text twin; it prints every number that the picture shows;
+    * `question`: what a reader should predict before moving anything, shown above the controls.
 
-    `alt` is what a screen reader says for the picture.
+    `alt` is what a screen reader says for the picture. Where the numbers differ from run to run,
+    `describe_stored(result)` is the text without them, which a notebook keeps and nbval compares.
     """
 
     alt = "picture of this explorer; the text below it states its numbers"
+    question = ""
 
     def __init__(self, controls: Mapping[str, Widget], extras: Sequence[Widget] = ()) -> None:
         self.controls = dict(controls)
@@ -60,6 +64,8 @@ class Explorer(VBox):
             control.observe(partial(self._on_change, name), names="value")
         rows = [HBox(list(row), layout=Layout(flex_flow="row wrap"))
                 for row in (self.controls.values(), extras) if row]
+        if self.question:
+            rows.insert(0, HTML(_QUESTION.format(html.escape(self.question))))
         super().__init__([*rows, self._status, self._image, self._text])
 
     # What a lesson uses.
@@ -117,6 +123,9 @@ class Explorer(VBox):
     def describe(self, result: dict[str, Any]) -> str:
         raise NotImplementedError
 
+    def describe_stored(self, result: dict[str, Any]) -> str:
+        return self.describe(result)
+
     def adjust(self, name: str) -> None:
         """Called after control `name` moved, before `compute`: fit the options of others."""
 
@@ -153,10 +162,16 @@ class Explorer(VBox):
     def _on_change(self, name: str, change: Any) -> None:
         if not self._listening:
             return
-        try:
+        with self._errors_in_view():
             with self._quietly():
                 self.adjust(name)
             self.react()
+
+    @contextmanager
+    def _errors_in_view(self) -> Iterator[None]:
+        """For all that a click or a move starts: an error goes to the view, not to a log."""
+        try:
+            yield
         except Exception as error:  # whatever it is, the learner must see it beside the control
             words = f"{type(error).__name__}: {error}"
             self._status.value = _ERROR.format(html.escape(words))
@@ -171,15 +186,17 @@ class Explorer(VBox):
             self._listening = before
 
     def _move_all(self, values: Mapping[str, Any]) -> None:
+        for name in values:
+            if name not in self.controls:
+                known = ", ".join(self.controls)
+                raise ValueError(f"There is no control {name!r}; this explorer has {known}.")
         with self._quietly():
-            for name, value in values.items():
-                self._move(name, value)
-                self.adjust(name)
+            for name in self.controls:  # in their order: the first ones decide what others offer
+                if name in values:
+                    self._move(name, values[name])
+                    self.adjust(name)
 
     def _move(self, name: str, value: Any) -> None:
-        if name not in self.controls:
-            known = ", ".join(self.controls)
-            raise ValueError(f"There is no control {name!r}; this explorer has {known}.")
         control = self.controls[name]
         try:
             control.value = value
@@ -192,4 +209,4 @@ class Explorer(VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         self._current()
         view = super()._repr_mimebundle_(**kwargs) or {}
-        return {**view, **bundle(self._png, self.summary())}
+        return {**view, **bundle(self._png, self.describe_stored(self._current()))}

@@ -598,6 +598,7 @@ Now move the controls (all work from the keyboard) and find out:
 * at $k = 2$, which letter does the last block get, and at whose cost?
 * switch importance off at $k = 1$: which block is read now?
 * lower `n_probe` to 1 at $k = 4$: does the needle's block keep its place?
+* make the blocks 128 tokens long at $k = 4$: four times the text is read. Is the needle safer?
 
 The next cell answers your prediction, then makes the same moves for those who read on paper.
 """
@@ -621,10 +622,14 @@ r = explorer.compute(k=4, n_probe=1)
 print(f"k = 4, n_probe 1: needle's block: {r['reason'][needle_block]}, probe rank "
       f"{r['selection'].probe_rank[needle_block]}; with 8 probes rank "
       f"{explorer.compute(k=4)['selection'].probe_rank[needle_block]}")
+r = explorer.compute(k=4, block_size=128)
+print(f"k = 4 in blocks of 128: needle's block: {r['reason'][r['needle_block']]}, probe rank "
+      f"{r['selection'].probe_rank[r['needle_block']]} of {r['n_blocks']}, "
+      f"recalled {r['answer'].recalled}")
 
 # %% [markdown]
 r"""
-Stop at two lines.
+Stop at three lines.
 
 **k = 1, importance on.** Exact attention puts nearly all of its weight on the needle's block, and *the probe
 found it*: rank 1 of 65. It is not read, because $1 - 1 = 0$ places are left for the probe. That is the article's
@@ -634,6 +639,10 @@ explanation of the collapse, and it holds: the search was done, paid for, and th
 With importance off, $k = 2$ has two probe places, recency takes the weaker one, and the
 fact is recalled. So at $k \le 2$ it is not the search that fails: the reservation and the insurance take
 every place it could have filled.
+
+**k = 4, blocks of 128.** Four times the text, and this head misses the needle: eight probes see one key in
+sixteen, and the block's rank falls from 1 to 5. (The answer is right all the same. Other heads choose for
+themselves.)
 """
 
 # %% [markdown] course={"id": "d10.a2", "kind": "A", "role": "card"}
@@ -1170,6 +1179,9 @@ print(f"derived  {blind} of {n} prompt tokens attend to nothing: {percent(blind 
 flagged = sparse.importance_sums(engine.prefill(prompt.ids, prefill_k=1).importance)
 print("this model, blocks with any importance:",
       {int(b): round(float(flagged[b])) for b in np.flatnonzero(flagged)})
+r = explorer.compute(prefill_k=1, k="all")  # the prompt read so, and then every block at decode
+print(f"this model, prefill k = 1, exact decode: weight on the needle's block "
+      f"{percent(r['mass'][r['needle_block']])}, recalled {r['answer'].recalled}")
 one_flag = load_run("needle_one_flag")["summary"]
 for row in one_flag:
     same = [r["recalled"] for r in records if r["k"] == row["k"] and r["index"] < row["prompts"]]
@@ -1179,8 +1191,9 @@ for row in one_flag:
 # %% [markdown]
 r"""
 At $k = 1$ the prompt was never really read. Most positions attended to nothing, and what they left in the cache
-says little about the text; no choice of blocks can repair it later. So the published collapse has **two causes
-on top of each other**, and the article's explanation names one of them: the one you saw in the explorer.
+says little about the text; no choice of blocks can repair it later, not even reading all of them. So the
+published collapse has **two causes on top of each other**, and the article's explanation names one of them: the
+one you saw in the explorer. (`prefill k` in the explorer shows the other.)
 
 The importance of that run is odd, too. Eight blocks hold exactly 384 = 32 queries × 12 heads; rounding decides
 which of them is "the most important". Neither head nor tail.

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ipywidgets import Button, HBox
 
 from course_lib.engine import Engine
-from course_lib.lab.needle import NeedleOptions, prompt_of
+from course_lib.engine.generate import generate_from
+from course_lib.lab.needle import MAX_NEW_TOKENS, NeedleOptions, prompt_of
 from course_lib.show import BlockSelectionExplorer
-from course_lib.show.block_selection import KS, N_PROBES, SAFE_MARGIN
+from course_lib.show.block_selection import BLOCK_SIZES, KS, N_PROBES, PREFILL_KS, SAFE_MARGIN
 from course_lib.show.style import REASON
 from course_lib.show.why import why_block
 from course_lib.sparse import REASONS, select_blocks, select_from_scores
@@ -56,6 +58,60 @@ def test_the_letters_are_those_of_the_running_engine(engine, explorer, importanc
             chosen = trace[step][0][head]
             assert shown["reason"] == chosen.reason
             assert np.flatnonzero(shown["read"]).tolist() == chosen.ids.tolist()
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("prefill_k", ["exact", 1, 4])
+def test_other_blocks_and_a_sparse_prefill_are_those_of_the_engine(engine, explorer, prefill_k,
+                                                                    block_size):
+    """As above, with an engine that is told both: its letters, its importance and its answer."""
+    prompt = explorer.prompts[0]
+    session = engine.prefill(prompt.ids, block_size=block_size,
+                             prefill_k=None if prefill_k == "exact" else prefill_k)
+    shown = explorer.compute(prefill_k=prefill_k, block_size=block_size, k=2)
+    said = generate_from(session, MAX_NEW_TOKENS, 2)
+    assert list(shown["answer"].ids) == said.ids
+    assert shown["answer"].identical == (tuple(said.ids) == shown["exact_answer"].ids)
+    assert shown["exact_answer"].ids == explorer.compute()["exact_answer"].ids
+    study = explorer.study(0, prefill_k, block_size)
+    np.testing.assert_array_equal(study.importance("all_queries"), session.importance)
+    ids, trace = shown["exact_answer"].ids, []
+    for step in range(3):
+        session.step(ids[step], decode_k=2, trace=trace)
+        for head in range(HEADS):
+            r = explorer.compute(prefill_k=prefill_k, block_size=block_size, layer=0, head=head,
+                                 step=step, k=2, answer=False)
+            assert r["reason"] == trace[step][0][head].reason
+            assert r["block_size"] == block_size and r["n_blocks"] == -(-r["n"] // block_size)
+
+
+def test_block_sizes_share_one_exact_prefill(engine, explorer, monkeypatch):
+    explorer.compute()
+    monkeypatch.setattr(engine, "prefill", None)
+    for size in BLOCK_SIZES:
+        r = explorer.compute(block_size=size, step=2, answer=False)
+        assert r["needle_block"] == explorer.prompts[0].value_span[0] // size
+        whole = explorer.compute(step=2, answer=False)["mass"]
+        if size >= 32:
+            sums = np.add.reduceat(whole, np.arange(0, len(whole), size // 32))
+            np.testing.assert_allclose(r["mass"], sums, atol=1e-12)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_other_blocks_bring_the_needle_back_into_view(engine, by_hand):
+    explorer = BlockSelectionExplorer(engine, tokens=TOKENS, k=4)
+    explorer.png()
+    if by_hand:
+        explorer.controls["block_size"].value = 128
+    else:
+        explorer.set(block_size=128)
+    assert explorer.params["block"] == explorer.result["needle_block"]
+    assert explorer.controls["block"].max == -(-(TOKENS + MAX_NEW_TOKENS - 1) // 128) - 1
+    assert "blocks of 128" in explorer.summary()
+    assert explorer.set(block=20, block_size=16).params["block"] == 20  # in either order
+    with pytest.raises(ValueError, match="block must lie between"):
+        explorer.set(block=20, block_size=128)
+    assert explorer.params["block_size"] == 16 and explorer.params["block"] == 20
 
 
 @settings(max_examples=60, deadline=None)
@@ -121,6 +177,10 @@ def test_a_live_change_shows_the_blocks_before_the_text(explorer, monkeypatch):
     seen.clear()
     explorer.controls["block"].value = 1
     assert len(seen) == 1 and seen[0] is not None
+    seen.clear()
+    explorer.controls["prefill_k"].value = 2
+    assert seen[0] is None and seen[-1] is explorer.result["answer"] is not None
+    explorer.set(prefill_k="exact")
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
@@ -142,7 +202,8 @@ def test_another_prompt_brings_its_own_steps_and_needle(shipped_engine, by_hand)
 
 def test_buttons_go_to_blocks(explorer):
     explorer.set(block=0)
-    buttons = {b.description: b for b in explorer.children[1].children}
+    buttons = {b.description: b for row in explorer.children if isinstance(row, HBox)
+               for b in row.children if isinstance(b, Button)}
     buttons["most attention"].click()
     assert explorer.params["block"] == int(np.argmax(explorer.result["mass"]))
     buttons["last block"].click()
@@ -162,7 +223,7 @@ def test_own_prompts_and_wrong_arguments(engine):
     assert explorer.result is None
     assert explorer.compute(prompt=0)["needle_block"] < explorer.compute(prompt=1)["needle_block"]
     for wrong in ({"k": 3}, {"importance": "first"}, {"layer": 9}, {"step": 99}, {"prompt": 7},
-                  {"block": 99}):
+                  {"block": 99}, {"prefill_k": 3}, {"prefill_k": None}, {"block_size": 24}):
         with pytest.raises(ValueError):
             BlockSelectionExplorer(engine, prompts=prompts, **wrong)
 
@@ -170,6 +231,8 @@ def test_own_prompts_and_wrong_arguments(engine):
 def test_drawing_again_and_again_makes_no_artists(explorer):
     results = [explorer.compute(k=k, layer=layer, importance=importance, answer=False)
                for k in KS for layer in (0, 1) for importance in ("all_queries", "none")]
+    results += [explorer.compute(prefill_k=k, block_size=size, answer=False)
+                for k in PREFILL_KS[-3:] for size in BLOCK_SIZES]
 
     def artists() -> int:
         for result in results[::7]:  # ticks are made while drawing, and kept

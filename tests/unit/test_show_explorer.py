@@ -106,6 +106,31 @@ def test_an_error_in_a_callback_is_shown_and_goes_away():
     assert "alert" not in shown(explorer) and "4 squared" in shown(explorer)
 
 
+def test_the_question_stands_before_the_controls():
+    class Asking(Squares):
+        question = "is 4² < 17?"
+
+    assert "Predict first:</b> is 4² &lt; 17?" in Asking().children[0].value
+    assert "Predict" not in shown(Squares())
+
+
+def test_numbers_that_differ_from_run_to_run_stay_out_of_the_notebook():
+    class Timed(Squares):
+        def describe_stored(self, result: dict) -> str:
+            return "squared"
+
+    explorer = Timed(2)
+    assert explorer._repr_mimebundle_()["text/plain"] == "squared"
+    assert explorer.summary() == "2 squared is 4 cm"
+
+
+def test_a_click_that_fails_is_shown_too():
+    explorer = Squares(2)
+    with explorer._errors_in_view():
+        raise RuntimeError("no such block")
+    assert "RuntimeError: no such block" in shown(explorer)
+
+
 def test_an_error_in_a_lesson_is_raised():
     with pytest.raises(ValueError, match="three"):
         Squares(3).summary()
