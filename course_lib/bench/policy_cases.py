@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import numpy as np
 
-from course_lib.engine import Engine
-from course_lib.lab.ruler_tasks import build_ruler_prompt
+from course_lib.lab.captured import Layer
 from course_lib.prefill import (
     BlockChoice,
     BlockFile,
@@ -26,27 +24,6 @@ from course_lib.prefill_attention import causal_attention
 CHUNK, BLOCK, THRESHOLD = 256, 64, 0.9
 LOW_THRESHOLD = 0.3  # for cheaper estimates: where nearly all is read, nearly all is found again
 STORES = ("memory", "file", "slow file")
-
-
-class Layer(NamedTuple):
-    """Rotated queries, keys and values of a whole prompt in one layer, head-major float32."""
-
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
-
-
-def captured(engine: Engine, tokens: int) -> list[Layer]:
-    """What attention is given in every layer while a prompt with many keys is read."""
-    layers: list[Layer] = []
-
-    def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        layers.append(Layer(q.copy(), k.copy(), v.copy()))
-        return causal_attention(q, k, v)
-
-    prompt = build_ruler_prompt(engine, "niah_multikey", tokens, "bench")
-    engine.model.hidden(list(prompt.ids), 0, attend)
-    return layers
 
 
 class Watched(PrefillPolicy):

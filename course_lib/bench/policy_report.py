@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TextIO
@@ -21,14 +22,13 @@ from course_lib.bench.policy_cases import (
     POLICIES,
     STORES,
     THRESHOLD,
-    Layer,
     PolicyRecord,
-    captured,
     one_pass,
     recall,
     run_way,
 )
 from course_lib.engine import Engine
+from course_lib.lab.captured import Layer, captured
 from course_lib.paths import MODELS
 
 TOKENS, QUICK_TOKENS = (2048, 4032), (1024,)
@@ -78,7 +78,7 @@ def bench_policies(out: TextIO, *, quick: bool, threads: list[int], csv_path: st
     return code
 
 
-def measure(run: PolicyRun, layers: list[Layer], threads: int, rounds: int, done) -> None:
+def measure(run: PolicyRun, layers: Sequence[Layer], threads: int, rounds: int, done) -> None:
     """Every policy on every store, then the cures, in turns; medians. Slow storage is one that
     reads full attention's blocks in the time that computing takes."""
     key = layers[0].q.shape[1], threads

@@ -51,3 +51,9 @@ def ring_schedule(loads: Sequence[float], computes: Sequence[float], slots: int,
 def serial_time(loads: Sequence[float], computes: Sequence[float]) -> float:
     """What the same blocks take without a ring: load, compute, load, compute."""
     return sum(loads) + sum(computes)
+
+
+def overlap(turns: Sequence[Turn]) -> float:
+    """How long something was loaded while something was computed."""
+    return sum(max(0, min(a.load_end, b.compute_end) - max(a.load_start, b.compute_start))
+               for a in turns for b in turns)

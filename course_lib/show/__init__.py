@@ -3,10 +3,21 @@
 from course_lib.show.block_selection import BlockSelectionExplorer
 from course_lib.show.explorer import Explorer
 from course_lib.show.kv_ledger import KVLedgerExplorer
+from course_lib.show.lse_merge import LseMergeExplorer
 from course_lib.show.online_softmax import OnlineSoftmaxExplorer
 from course_lib.show.picture import Picture
 from course_lib.show.quantization import QuantizationErrorExplorer
+from course_lib.show.ring_timeline import RingTimelineExplorer
 from course_lib.show.rounding import RoundingBiasExplorer
 
-__all__ = ["BlockSelectionExplorer", "Explorer", "KVLedgerExplorer", "OnlineSoftmaxExplorer",
-           "Picture", "QuantizationErrorExplorer", "RoundingBiasExplorer"]
+__all__ = [
+    "BlockSelectionExplorer",
+    "Explorer",
+    "KVLedgerExplorer",
+    "LseMergeExplorer",
+    "OnlineSoftmaxExplorer",
+    "Picture",
+    "QuantizationErrorExplorer",
+    "RingTimelineExplorer",
+    "RoundingBiasExplorer",
+]

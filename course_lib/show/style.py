@@ -75,6 +75,18 @@ TOKEN: Mapping[str, Meaning] = {
     "template": Meaning("t", "#b9d7ee", INK, "...", "ordinary token written by the template"),
 }
 
+# Neighbouring parts of a context, and what a ring's slots are busy with.
+MERGE: Mapping[str, Meaning] = {
+    "even": Meaning("", "#0b4f8a", PAPER, "", "parts A, C, E"),
+    "odd": Meaning("", "#f0a830", INK, "///", "parts B, D, F"),
+    "to come": Meaning("", PAPER, MUTED, "", "to come"),
+}
+RING: Mapping[str, Meaning] = {
+    "load": Meaning("L", "#f0a830", INK, "///", "load"),
+    "compute": Meaning("C", "#0b4f8a", PAPER, "", "compute"),
+    "handoff": Meaning("h", "#b3261e", PAPER, "", "hand over"),
+}
+
 DPI = 100  # a picture's pixels are screen pixels, so the font sizes below are what one sees
 WIDTH = 9.2  # inches: fits the output of a notebook beside an open side bar, 1366 pixels wide
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from course_lib.bench import policy_cases, policy_report
-from course_lib.bench.policy_cases import CURES, POLICIES, STORES, captured, recall, run_way
+from course_lib.bench.policy_cases import CURES, POLICIES, STORES, recall, run_way
 from course_lib.cli import main
+from course_lib.lab.captured import captured
 from course_lib.prefill import BlockChoice
 
 ARGS = ["bench", "--prefill", "--quick", "--threads", "1"]
