@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,13 +63,19 @@ def build_check() -> Count:
     return Count(failed=1) if cli.main(["build", "--check"]) else Count(passed=1)
 
 
-def nbval(backend: str | None = None) -> Count:
-    """Run every notebook and compare its outputs with the stored ones."""
-    if not list(NOTEBOOKS.glob("*.ipynb")):
+PORTABLE_DAYS = (5, 9, 10)
+"""Days about the kernels themselves, which plain C must run as they are stored too."""
+
+
+def nbval(backend: str | None = None, days: Iterable[int] | None = None) -> Count:
+    """Run every notebook, or those of some days, and compare its outputs with the stored ones."""
+    patterns = ["*.ipynb"] if days is None else [f"day{day:02d}_*.ipynb" for day in days]
+    notebooks = [str(path) for pattern in patterns for path in sorted(NOTEBOOKS.glob(pattern))]
+    if not notebooks:
         return Count(failed=1, note="no notebook is built; run ./course build")
     changes = {"JUPYTER_PREFER_ENV_PATH": "1"} | ({"COURSE_KERNEL": backend} if backend else {})
     return pytest("--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120", *WORKERS,
-                  "--dist", "loadscope", str(NOTEBOOKS), env=environ(**changes))
+                  "--dist", "loadscope", *notebooks, env=environ(**changes))
 
 
 def oracle_torch() -> Count:
@@ -98,6 +104,8 @@ SUITES = (
     Suite("builds", "tests/builds: the kernels by other compilers", folder("builds", *ONE_BY_ONE),
           "full"),
     Suite("nbval-numpy", "every notebook's outputs on NumPy", lambda: nbval("numpy"), "full"),
+    Suite("nbval-portable", "the outputs of the days about kernels on plain C",
+          lambda: nbval("portable", PORTABLE_DAYS), "full"),
     Suite("oracle-torch", "tests/oracle against torch, in .venv-oracle", oracle_torch, "full"),
     Suite("pythons", "tests/unit on other Pythons, in .venv-py3.x", pythons, "full"),
     Suite("browser", "tests/browser: pages in Chromium, by Playwright in .venv-browser",
