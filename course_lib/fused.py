@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 
-def fused_multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def fused_multiply_add(a: np.ndarray, b: np.ndarray | np.floating,
+                       c: np.ndarray | np.floating) -> np.ndarray:
     """Return a · b + c rounded once to float32, for float32 a and c, and b float32 or whole
     numbers below 2**24.
 

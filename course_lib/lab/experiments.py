@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from course_lib.engine import Engine, generate_from
+from course_lib.lab.exp_walk import ExpWalk, exp_records, exp_summary
 from course_lib.lab.held_out import Cost, world_window
 from course_lib.lab.needle import NeedleOptions, prompt_of, run_prompt
 from course_lib.lab.perplexity import (
@@ -33,8 +34,9 @@ DIGITS = 6  # decimals kept of a log-probability: below the differences between 
 class Experiment:
     """`records(engine, options, index)` gives the records of one prompt; `summarize` the table.
 
-    options: NeedleOptions or PerplexityOptions, which `records` takes too; how many prompts there
-    are and which arms each has is `options.prompts` and `options.arms()`.
+    options: NeedleOptions, PerplexityOptions or ExpWalk, which `records` takes too; how many
+    prompts (or stretches) there are, and which arms each has: `options.prompts`,
+    `options.arms()`.
     """
 
     options: Any
@@ -227,6 +229,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         "held-out text under f32, Q8_0 and Q4_0 weights, f32 and q8 KV rows",
         exact_keys=("weights", "kv", "k", "tokens", "answer_tokens"),
         close_keys=("nll", "answer_nll"), close=1e-4,
+    ),
+    "exp_all_floats": Experiment(
+        ExpWalk(), exp_records, exp_summary,
+        "every float32 from -87 to 88 through the kernels' exponential function",
+        exact_keys=("from", "to", "floats", "digest"),
+        close_keys=("max_ulp", "correct"), close=1e-4,
     ),
 }
 
