@@ -87,6 +87,20 @@ RING: Mapping[str, Meaning] = {
     "handoff": Meaning("h", "#b3261e", PAPER, "", "hand over"),
 }
 
+# Why a prefill policy keeps a block of one head's mask, or reads it for all.
+PREFILL: Mapping[str, Meaning] = {
+    "sink": Meaning("S", "#4b2e83", PAPER, "", "sink"),
+    "diagonal": Meaning("D", "#5fc9a8", INK, "", "diagonal"),
+    "threshold": Meaning("T", "#f0a830", INK, "", "threshold"),
+    "budget": Meaning("B", "#f0a830", INK, "", "budget"),
+    "vote": Meaning("V", "#f0a830", INK, "", "vote"),
+    "safety_first": Meaning("F", "#4b2e83", PAPER, "", "first, always"),
+    "safety_last": Meaning("L", "#5fc9a8", INK, "", "last, always"),
+    "all": Meaning("A", "#9a9a9a", INK, "", "everything"),
+    "extra": Meaning("x", "#b3261e", PAPER, "", "extra of upstream"),
+    "not_selected": Meaning("·", "#ececec", MUTED, "", "not read"),
+}
+
 DPI = 100  # a picture's pixels are screen pixels, so the font sizes below are what one sees
 WIDTH = 9.2  # inches: fits the output of a notebook beside an open side bar, 1366 pixels wide
 
