@@ -13,7 +13,7 @@ from course_lib.show.controls import dropdown, steps
 from course_lib.show.explorer import Explorer
 from course_lib.show.models import shipped_engine
 from course_lib.show.ring_timeline_picture import RingTimelinePicture
-from course_lib.show.text import fmt
+from course_lib.show.text import fmt, plural
 
 SOURCES = {"planned": "planned", "run on this machine": "run"}
 SLOTS = (1, 2, 3, 4)
@@ -40,6 +40,8 @@ class RingTimelineExplorer(Explorer):
     alt = ("one lane per slot of the ring: bars of loading and computing, with block numbers; "
            "below them the same blocks without a ring")
     drawing = RingTimelinePicture
+    question = ("Predict: what does a second slot save, what does a third, and when is the ring no "
+                "better than loading and computing in turns?")
 
     def __init__(self, engine: Engine | None = None, *, source: str = "planned", slots: int = 2,
                  load: int = 2, compute: int = 3, loads: str = "even", handoff: float = 0,
@@ -99,6 +101,13 @@ class RingTimelineExplorer(Explorer):
     def describe(self, result: dict[str, Any]) -> str:
         return describe(result)
 
+    def describe_stored(self, result: dict[str, Any]) -> str:
+        if result["source"] == "planned":
+            return describe(result)
+        return (f"run on this machine: {len(result['turns'])} blocks, storage "
+                f"{result['storage']}, {plural(result['slots'], 'slot')}; loading and computing at once: "
+                f"{result['overlap'] > 0} (the times are in the picture)")
+
 
 class _Study:
     """Runs of one engine's ring, each made when it is first asked for."""
@@ -138,7 +147,7 @@ def describe(r: dict[str, Any]) -> str:
         what = (f"run on this machine: {len(turns)} blocks, storage {r['storage']}; load "
                 f"{fmt(r['spent']['load'] / len(turns))} ms, compute "
                 f"{fmt(r['spent']['compute'] / len(turns))} ms a block")
-    lines = [f"{what}; {r['slots']} slot{'s' * (r['slots'] > 1)}",
+    lines = [f"{what}; {plural(r['slots'], 'slot')}",
              f"{'block':>5}{'slot':>6}{'load':>16}{'compute':>16}   {unit}"]
     for block, t in enumerate(turns):
         load, compute = (f"{fmt(a)}-{fmt(b)}" for a, b in ((t.load_start, t.load_end),

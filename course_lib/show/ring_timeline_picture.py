@@ -9,7 +9,7 @@ import numpy as np
 from course_lib.prefill.schedule import Turn
 from course_lib.show.artists import Bars, Segments
 from course_lib.show.style import INK, RING, new_figure
-from course_lib.show.text import fmt
+from course_lib.show.text import fmt, plural
 
 _LANES = 5  # four slots and the lane without a ring
 _NUMBERS = 48  # block numbers in bars
@@ -39,7 +39,7 @@ class RingTimelinePicture:
         unit, turns, serial, slots = r["unit"], r["turns"], r["serial"], r["slots"]
         where = "planned" if r["source"] == "planned" else \
             f"run on this machine, storage {r['storage']}"
-        self._heads[0].set_text(f"{where} · {slots} slot{'s' * (slots > 1)} · {len(turns)} blocks")
+        self._heads[0].set_text(f"{where} · {plural(slots, 'slot')} · {len(turns)} blocks")
         self._heads[1].set_text(f"the ring takes {fmt(r['total'])} {unit}, without it "
                                 f"{fmt(r['serial_total'])}: {fmt(r['ratio'])} of that")
         self._waits.set_text(f"the reader waits {fmt(r['reader_waits'])} {unit}, the computer "

@@ -77,6 +77,8 @@ def test_the_twin_prints_what_the_picture_shows(explorer):
     assert explorer.png().startswith(b"\x89PNG") and explorer.controls["storage"].disabled
     explorer.controls["source"].value = "run"
     assert "run on this machine: 3 blocks, storage slow" in explorer.summary()
+    stored = explorer.describe_stored(explorer.result)
+    assert "3 blocks, storage slow, 2 slots; loading and computing at once: True" in stored
     assert explorer.controls["load"].disabled and not explorer.controls["storage"].disabled
 
 
