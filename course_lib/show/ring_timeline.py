@@ -105,8 +105,8 @@ class RingTimelineExplorer(Explorer):
         if result["source"] == "planned":
             return describe(result)
         return (f"run on this machine: {len(result['turns'])} blocks, storage "
-                f"{result['storage']}, {plural(result['slots'], 'slot')}; loading and computing at once: "
-                f"{result['overlap'] > 0} (the times are in the picture)")
+                f"{result['storage']}, {plural(result['slots'], 'slot')}; loading and "
+                f"computing at once: {result['overlap'] > 0} (the times are in the picture)")
 
 
 class _Study:
