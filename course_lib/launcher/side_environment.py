@@ -25,6 +25,9 @@ GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "httpx",
 UPPER_FLOOR = ("classroom", "test_show_*.py")
 """Tests in tests/unit that need Jupyter and matplotlib too."""
 
+FOR_EVERY_PYTHON = ("test_launcher.py", "test_kernel_build.py")
+"""Tests of the house that other Pythons run: what starts before any package is there."""
+
 
 def oracle_tests() -> Count:
     """Run the tests that compare with torch and transformers, on a real model too; none may be
@@ -57,7 +60,8 @@ def other_pythons() -> Count:
             total += impossible(str(error))
             continue
         ignored = [f"--ignore-glob={TESTS / 'unit' / name}" for name in UPPER_FLOOR]
-        total += pytest(*BY_FILE, *ignored, str(TESTS / "unit"), python=python)
+        total += pytest(*BY_FILE, *ignored, str(TESTS / "unit"),
+                        *(str(TESTS / "house" / name) for name in FOR_EVERY_PYTHON), python=python)
     return total
 
 

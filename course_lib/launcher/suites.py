@@ -92,6 +92,7 @@ def pythons() -> Count:
 
 SUITES = (
     Suite("unit", "tests/unit", folder("unit", *BY_FILE)),
+    Suite("house", "tests/house: set-up, launcher, packaging, tools", folder("house", *BY_FILE)),
     Suite("property", "tests/property", folder("property", *BY_FILE)),
     Suite("oracle", "tests/oracle against stored results", folder("oracle", *BY_FILE)),
     Suite("lint", "ruff, mypy, the rules of a lesson", lint),
@@ -107,7 +108,8 @@ SUITES = (
     Suite("nbval-portable", "the outputs of the days about kernels on plain C",
           lambda: nbval("portable", PORTABLE_DAYS), "full"),
     Suite("oracle-torch", "tests/oracle against torch, in .venv-oracle", oracle_torch, "full"),
-    Suite("pythons", "tests/unit on other Pythons, in .venv-py3.x", pythons, "full"),
+    Suite("pythons", "tests/unit and the launcher on other Pythons, in .venv-py3.x", pythons,
+          "full"),
     Suite("browser", "tests/browser: pages in Chromium, by Playwright in .venv-browser",
           browser.tests, "browser"),
     Suite("sanitize", "the kernels under address and undefined-behaviour sanitizers", sanitized,
