@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,15 +21,19 @@ class Layer(NamedTuple):
     v: np.ndarray
 
 
-@lru_cache(maxsize=4)
-def captured(engine: Engine, tokens: int) -> tuple[Layer, ...]:
-    """The layers of a prompt of so many tokens that holds many facts; not to be written to."""
+def capture(engine: Engine, ids: Sequence[int]) -> tuple[Layer, ...]:
+    """The layers of one exact prefill of `ids`; not to be written to."""
     layers: list[Layer] = []
 
     def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         layers.append(Layer(q.copy(), k.copy(), v.copy()))
         return causal_attention(q, k, v)
 
-    prompt = build_ruler_prompt(engine, "niah_multikey", tokens, "bench")
-    engine.model.hidden(list(prompt.ids), 0, attend)
+    engine.model.hidden(list(ids), 0, attend)
     return tuple(layers)
+
+
+@lru_cache(maxsize=4)
+def captured(engine: Engine, tokens: int) -> tuple[Layer, ...]:
+    """The layers of a prompt of so many tokens that holds many facts."""
+    return capture(engine, build_ruler_prompt(engine, "niah_multikey", tokens, "bench").ids)

@@ -6,9 +6,11 @@ from course_lib.show.kv_ledger import KVLedgerExplorer
 from course_lib.show.lse_merge import LseMergeExplorer
 from course_lib.show.online_softmax import OnlineSoftmaxExplorer
 from course_lib.show.picture import Picture
+from course_lib.show.prefill_mask import PrefillMaskExplorer
 from course_lib.show.quantization import QuantizationErrorExplorer
 from course_lib.show.ring_timeline import RingTimelineExplorer
 from course_lib.show.rounding import RoundingBiasExplorer
+from course_lib.show.vote import VoteExplorer
 
 __all__ = [
     "BlockSelectionExplorer",
@@ -17,7 +19,9 @@ __all__ = [
     "LseMergeExplorer",
     "OnlineSoftmaxExplorer",
     "Picture",
+    "PrefillMaskExplorer",
     "QuantizationErrorExplorer",
     "RingTimelineExplorer",
     "RoundingBiasExplorer",
+    "VoteExplorer",
 ]

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from course_lib.lab import planted
+
 FOLDER = Path(__file__).parent / "golden" / "xattn"
 F32 = np.float32
 
@@ -83,41 +85,13 @@ def gauss(seed, H, Hk, Lq, Lk, d):  # noqa: N803
                  for shape in ((H, Lq, d), (Hk, Lk, d), (Hk, Lk, d)))
 
 
-def topic(seed, H, Hk, Lq, Lk, d, T=6, span=64, a=0.6, sink=0.5):  # noqa: N803
-    """Spans of ``span`` tokens share one of T topics; the first four keys are a sink."""
-    rng = np.random.default_rng(seed)
-    q, k, v, topics, s = (rng.standard_normal(shape, dtype=F32) for shape in (
-        (H, Lq, d), (Hk, Lk, d), (Hk, Lk, d), (Hk, T, d), (Hk, d)))
-    key_topic = rng.integers(0, T, size=(Lk + span - 1) // span)
-    query_topic = rng.integers(0, T, size=(Lq + span - 1) // span)
-    k += F32(a) * topics[:, key_topic[np.arange(Lk) // span]]
-    k[:, :4] += s[:, None, :]
-    q += F32(a) * np.repeat(topics, H // Hk, axis=0)[:, query_topic[np.arange(Lq) // span]]
-    q += F32(sink) * np.repeat(s, H // Hk, axis=0)[:, None, :]
-    return q, k, v
+def needle(*shape, blk, pos, **options):
+    return planted.needle(*shape, place=blk + pos, seekers=options.pop("heads"), **options)
 
 
-def needle(seed, H, Hk, Lq, Lk, d, blk, pos, width, ak, aq, heads):  # noqa: N803
-    """Some KV heads look for the same few keys."""
-    q, k, v = topic(seed, H, Hk, Lq, Lk, d, a=0.3)
-    mark = np.random.default_rng(seed + 100000).standard_normal(d, dtype=F32)
-    group, place = H // Hk, blk + pos
-    for head in heads:
-        k[head, place : place + width] += F32(ak) * mark
-        q[head * group : (head + 1) * group] += F32(aq) * mark
-    return q, k, v
+def per_head_needle(*shape, blk, pos, **options):
+    return planted.per_head_needle(*shape, block=blk, offset=pos, **options)
 
 
-def per_head_needle(seed, H, Hk, Lq, Lk, d, blk, pos, width, ak, aq):  # noqa: N803
-    """Each KV head looks for keys of its own, in another block."""
-    q, k, v = topic(seed, H, Hk, Lq, Lk, d, a=0.3)
-    marks = np.random.default_rng(seed + 100000).standard_normal((Hk, d), dtype=F32)
-    group = H // Hk
-    for head in range(Hk):
-        place = (head + 1) * blk + pos
-        k[head, place : place + width] += F32(ak) * marks[head]
-        q[head * group : (head + 1) * group] += F32(aq) * marks[head]
-    return q, k, v
-
-
-GENERATORS = {"gauss": gauss, "topic": topic, "needle": needle, "per_head_needle": per_head_needle}
+GENERATORS = {"gauss": gauss, "topic": planted.topic, "needle": needle,
+              "per_head_needle": per_head_needle}
