@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from course_lib.show.artists import Bars, Segments, caption
-from course_lib.show.style import INK, MUTED, STREAM, new_figure
+from course_lib.show.style import INK, MUTED, PAPER, STREAM, new_figure
 from course_lib.show.text import fmt
 
 _LABELLED = 8  # up to so many tokens carry their score
@@ -63,7 +63,9 @@ class OnlineSoftmaxPicture:
         (self._maximum,) = ax.plot([], [], color=INK, lw=1.8, drawstyle="steps-mid",
                                    label="running maximum M")
         self._current = Segments(ax, INK, 1.2, "dotted")
-        self._labels = [ax.text(0, 0, "", ha="center", fontsize=9) for _ in range(_LABELLED)]
+        plate = {"fc": PAPER, "ec": "none", "pad": 1}
+        self._labels = [ax.text(0, 0, "", ha="center", fontsize=9, bbox=plate)
+                        for _ in range(_LABELLED)]
         caption(ax, "scores")
         ax.set_ylabel("score")
         ax.set_xlabel("token read")
