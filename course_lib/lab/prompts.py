@@ -122,7 +122,7 @@ def build_needle_prompt(
         lines = (*around[:needle_line], fact.sentence, *around[needle_line:])
         ids = prompt_ids(tokenizer, lines, *asked)
         if len(ids) == tokens:
-            needle_span, value_span = _find_needle(tokenizer, ids, fact)
+            needle_span, value_span = find_needle(tokenizer, ids, fact)
             return NeedlePrompt(
                 tuple(ids), fact, lines, needle_line, needle_span, value_span, template
             )
@@ -139,7 +139,7 @@ def _random_fact(rng: random.Random, unseen: bool) -> world.Fact:
     return world.Fact(name, attribute, world.random_value(rng, attribute, held_out=unseen))
 
 
-def _find_needle(
+def find_needle(
     tokenizer, ids: Sequence[int], fact: world.Fact
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Spans of the tokens that hold a part of the needle's line, and of its value."""

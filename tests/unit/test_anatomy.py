@@ -1,0 +1,128 @@
+"""Day 11's arms change what they name and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from course_lib.engine import Engine, generate_from
+from course_lib.lab import anatomy, importance_ranks, needle_place
+from course_lib.lab.anatomy import AnatomyOptions, Variant, answer_of, blocks_of_needle
+from course_lib.lab.needle import MAX_NEW_TOKENS, NeedleOptions, prompt_of
+from course_lib.selection import ranks
+from course_lib.sparse import importance_sums
+from tests.tiny_checkpoint import write_checkpoint
+
+TOKENS = 330
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_checkpoint(folder, eos_token_id=None, max_position_embeddings=2048)
+    return Engine.load(folder)
+
+
+@pytest.fixture(scope="module")
+def prompt(engine):
+    return prompt_of(engine, NeedleOptions(tokens=TOKENS, seed=1), 0)
+
+
+@pytest.fixture(scope="module")
+def session(engine, prompt):
+    return engine.prefill(prompt.ids)
+
+
+@pytest.mark.parametrize("k", [None, 1, 3])
+def test_an_unforced_answer_is_that_of_generation(engine, prompt, session, k):
+    variant = Variant("x", decode_k=k)
+    said, nats = answer_of(session, prompt, variant)
+    assert said == generate_from(session, MAX_NEW_TOKENS, k).ids
+    again, same = answer_of(session, prompt, variant, said)
+    assert again == said and same == nats
+    assert nats == pytest.approx(-session.score(said, decode_k=k).mean(), rel=1e-5)
+    assert len(session) == TOKENS
+
+
+def test_forced_blocks_are_read_the_last_one_as_it_moves(prompt, session, monkeypatch):
+    seen = []
+    step = type(session).step
+
+    def watched(self, token, **options):
+        seen.append((len(self), options["force_blocks"]))
+        return step(self, token, **options)
+
+    monkeypatch.setattr(type(session), "step", watched)
+    answer_of(session, prompt, Variant("x", decode_k=1, force=("needle", "last")))
+    needle = blocks_of_needle(prompt)
+    assert [blocks for _, blocks in seen] == [(*needle, n // 32) for n, _ in seen]
+    assert {n // 32 for n, _ in seen} == {10, 11}  # the answer crosses a block's end
+    first, end = prompt.needle_span
+    assert needle == tuple(sorted({p // 32 for p in range(first, end)}))
+
+
+def test_one_change_at_a_time(engine):
+    options = AnatomyOptions((Variant("exact"), Variant("prefill 1", prefill_k=1),
+                              Variant("off", decode_k=1, importance="none")),
+                             prompts=3, positions=(0.2, 0.9), tokens=TOKENS)
+    records = [r for i in range(3) for r in anatomy.variant_records(engine, options, i)]
+    assert [r["index"] for r in records] == [i for i in range(3) for _ in options.arms()]
+    assert [r["position"] for r in records[:6]] == [0.2] * 3 + [0.9] * 3
+    assert all(r["identical"] for r in records[::3])
+    assert [r["importance_rank"] is None for r in records[:3]] == [False, False, True]
+    value = [r["value"] for r in records]
+    assert value[0] == value[3] != value[6]  # the same needle at both places, then another
+    summary = anatomy.variant_summary(records)
+    assert [(r["position"], r["arm"], r["prompts"]) for r in summary] == [
+        (p, a, n) for p, n in ((0.2, 2), (0.9, 1)) for a in ("exact", "prefill 1", "off")]
+    assert all(r["low"] <= r["recall"] <= r["high"] for r in summary)
+
+
+def test_arms_have_names_of_their_own():
+    for arms in (anatomy.PHASES, anatomy.GROUPS, anatomy.WINDOWS, importance_ranks.RANK_RULES):
+        assert len({arm.name for arm in arms}) == len(arms)
+
+
+@pytest.mark.parametrize("offset", [0, 7, 31])
+def test_at_offset_moves_whole_lines_only(shipped_engine, offset):
+    long = prompt_of(shipped_engine, NeedleOptions(tokens=515, seed=1), 0)
+    moved = needle_place.at_offset(shipped_engine, long, offset)
+    assert moved.value_span[0] % 32 == offset and len(moved.ids) == 515
+    without = [line for line in moved.lines if line != long.fact.sentence]
+    assert without == [line for line in long.lines if line != long.fact.sentence]
+    assert moved.ids[slice(*moved.value_span)] == long.ids[slice(*long.value_span)]
+    with pytest.raises(ValueError, match="offset"):
+        needle_place.at_offset(shipped_engine, long, 32)
+
+
+def test_offsets_of_a_block_are_all_tried(shipped_engine):
+    options = needle_place.OffsetOptions(ks=(4, 1), prompts=64, tokens=515)
+    rows = needle_place.offset_records(shipped_engine, options, 33)
+    assert [(r["k"], r["offset"]) for r in rows] == [(4, 1), (1, 1)]
+    summary = needle_place.offset_summary(rows)
+    assert [(r["k"], r["offset_mod_4"], r["prompts"]) for r in summary] == [(4, 1, 1), (1, 1, 1)]
+
+
+def test_who_read_the_needles_own_block(engine):
+    options = AnatomyOptions((Variant("prefill 1", prefill_k=1), Variant("all", prefill_k=99)),
+                             prompts=1, tokens=700)
+    one, every = needle_place.own_block_records(engine, options, 0)
+    assert one["own"] == ("1111" if one["place"] == 7 else "0000")
+    assert every["own"] == "1111"
+    summary = needle_place.own_block_summary([one, every])
+    assert {r["arm"] for r in summary} == {"prefill 1", "all"}
+
+
+def test_ranks_are_those_of_the_engines_importance(engine, session, prompt):
+    options = AnatomyOptions(importance_ranks.RANK_RULES, prompts=1, tokens=TOKENS)
+    rows = {r["arm"]: r for r in importance_ranks.rank_records(engine, options, 0)}
+    block = prompt.value_span[0] // 32
+    for arm, importance in {
+        "all queries": session.importance,
+        "last 13": engine.prefill(prompt.ids, importance="last_window", window=13).importance,
+    }.items():
+        sums = importance_sums(importance)
+        assert rows[arm]["rank"] == ranks(sums)[block]
+        assert rows[arm]["best_block"] == int(np.argmax(sums))
+    assert rows["answer"]["needle_block"] == block
+    assert importance_ranks.rank_summary(list(rows.values()))[0]["prompts"] == 1
