@@ -1,6 +1,8 @@
 """The controls of an explorer: few values that mean something, each with a description.
 
-All work from the keyboard (Tab to reach, arrows to change) and report only finished moves.
+All work from the keyboard and report only finished moves: Tab to reach one, arrows to move a
+slider; the space bar opens a list, where arrows choose and Enter takes. (JupyterLab itself takes
+the arrows on a list that is closed.)
 """
 
 from __future__ import annotations
