@@ -12,9 +12,10 @@ from statistics import fmean, median
 
 import numpy as np
 
+from course_lib.attention import head_scores, softmax, widen
 from course_lib.engine import Engine
 from course_lib.lab.anatomy import AnatomyOptions, Record
-from course_lib.lab.decode_record import record_decode
+from course_lib.lab.decode_record import DecodeRecord, record_decode
 from course_lib.lab.intervals import wilson
 from course_lib.lab.needle import MAX_NEW_TOKENS
 from course_lib.lab.prefill_record import record_prefill
@@ -44,10 +45,10 @@ def rank_records(engine: Engine, options: AnatomyOptions, index: int) -> list[Re
     rows = []
     for rule in options.variants:
         if rule.answer:
-            answer = record_decode(record.session, MAX_NEW_TOKENS)
-            sums = answer_mass(answer)
+            received = answer_received(record_decode(record.session, MAX_NEW_TOKENS))
         else:
-            sums = importance_sums(record.received(rule.window).sum(axis=(0, 1)))
+            received = record.received(rule.window)
+        sums = importance_sums(received.sum(axis=(0, 1)))
         near = [sums[block + step] for step in NEIGHBOURS if 0 <= block + step < len(sums)]
         rows.append({
             "index": index, "arm": rule.name, "position": position, "needle_block": block,
@@ -57,17 +58,18 @@ def rank_records(engine: Engine, options: AnatomyOptions, index: int) -> list[Re
     return rows
 
 
-def answer_mass(answer) -> np.ndarray:
-    """The weight that an exact answer's queries gave to the blocks of the prompt, all steps, layers
-    and heads, float64 [blocks of the prompt]."""
-    _, layers, heads, _ = answer.queries.shape
-    blocks = -(-answer.prompt_tokens // answer.session.block_size)
-    total = np.zeros(blocks)
-    for step in range(answer.steps):
+def answer_received(answer: DecodeRecord) -> np.ndarray:
+    """The weight that an exact answer's queries, of all steps, gave to each position of the
+    prompt, float32 [layers, num_heads, prompt tokens]."""
+    steps, layers, heads, _ = answer.queries.shape
+    received = np.zeros((layers, heads, answer.prompt_tokens), np.float32)
+    for step in range(steps):
         for layer in range(layers):
             for head in range(heads):
-                total += answer.attention_mass(step, layer, head)[:blocks]
-    return total
+                rows = widen(answer.rows(step, layer, head))
+                weights = softmax(head_scores(answer.queries[step, layer, head], rows))
+                received[layer, head] += weights[: answer.prompt_tokens]
+    return received
 
 
 def rank_summary(records: Iterable[Record]) -> list[Record]:

@@ -15,7 +15,7 @@ from course_lib.engine import Engine, generate_from
 from course_lib.errors import CourseError
 from course_lib.lab.anatomy import AnatomyOptions, Record, Variant, recall_of
 from course_lib.lab.needle import MAX_NEW_TOKENS, NeedleOptions, prompt_of, recalls
-from course_lib.lab.prefill_record import record_prefill
+from course_lib.lab.prefill_record import PrefillRecord, record_prefill
 from course_lib.lab.prompts import NeedlePrompt, find_needle, prompt_ids
 
 BLOCK = 32
@@ -106,15 +106,14 @@ def own_block_records(engine: Engine, options: AnatomyOptions, index: int) -> li
         ids = generate_from(record.session, MAX_NEW_TOKENS).ids
         rows.append({
             "index": index, "arm": variant.name, "position": position, "needle_block": block,
-            "place": block % 8, "own": _own(record, variant, prompt, block),
+            "place": block % 8, "own": _own(record, prompt, block),
             "recalled": recalls(engine, prompt, ids),
         })
     return rows
 
 
-def _own(record: Any, variant: Variant, prompt: NeedlePrompt, block: int) -> str:
-    assert variant.prefill_k is not None
-    trace = record.trace(0, variant.prefill_k, variant.group)
+def _own(record: PrefillRecord, prompt: NeedlePrompt, block: int) -> str:
+    trace = record.trace(0)
     value = prompt.value_span[0]
     group = next(i for i, (first, end) in enumerate(trace.groups) if first <= value < end)
     chosen = [by_head[group] for by_head in trace.selections]

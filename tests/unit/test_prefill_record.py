@@ -7,7 +7,7 @@ import pytest
 
 from course_lib.engine import Engine
 from course_lib.lab.importance_map import importance_map
-from course_lib.lab.prefill_record import record_prefill
+from course_lib.lab.prefill_record import prefill_record, record_prefill
 from course_lib.sparse import importance_sums
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -57,13 +57,26 @@ def test_the_map_of_the_weights_is_what_was_received(record, window):
     np.testing.assert_allclose(blocks, [importance_sums(row) for row in by_layer], rtol=1e-5)
 
 
-def test_the_trace_is_that_of_sparse_prefill(engine, ids):
-    sparse = record_prefill(engine, ids, prefill_k=1)
+@pytest.mark.parametrize("window", [None, 44])
+def test_what_sparse_prefill_received_is_what_it_computed(engine, ids, window):
+    how = {} if window is None else {"importance": "last_window", "window": window}
+    for options in ({"prefill_k": 2}, {"prefill_k": 3, "prefill_group": 32}):
+        record = record_prefill(engine, ids, **options)
+        expected = engine.prefill(ids, **options, **how).importance
+        np.testing.assert_allclose(record.received(window).sum(axis=(0, 1)), expected, rtol=1e-5,
+                                   atol=1e-6)
+
+
+def test_the_trace_is_that_of_sparse_prefill(engine, ids, record):
+    sparse = prefill_record(engine, tuple(ids), 1)
+    assert prefill_record(engine, tuple(ids), 1) is sparse
     for layer in range(2):
-        trace = sparse.trace(layer, 1)
+        trace = sparse.trace(layer)
         assert [[s.ids.tolist() for s in head] for head in trace.selections] == [[[7], [9]]] * 4
         assert trace.blind_positions == 224 + (288 - 256)
-    assert record_prefill(engine, ids, prefill_k=20).trace(0, 20).blind_fraction == 0
+    assert record_prefill(engine, ids, prefill_k=20).trace(0).blind_fraction == 0
+    with pytest.raises(ValueError, match="exact prefill"):
+        record.trace(0)
 
 
 def test_a_window_of_nothing(record):
