@@ -46,7 +46,7 @@ class BlockSelectionExplorer(Explorer):
     real run.
     """
 
-    question = ("this query is about to write the needle's value. Which blocks does it read at "
+    question = ("This query is about to write the needle's value. Which blocks does it read at "
                 "this k: will the needle's be among them, and by which letter?")
 
     alt = ("one column per block: a letter says why it is read or not; below, its share of exact "

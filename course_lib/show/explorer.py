@@ -18,7 +18,9 @@ from matplotlib.figure import Figure
 from course_lib.show.picture import base64_text, bundle, png_bytes
 from course_lib.show.style import course_style
 
-_IMG = '<img alt="{}" src="data:image/png;base64,{}" style="max-width:100%">'
+# In a narrow cell (a zoomed page) the picture is scrolled rather than shrunk beyond reading.
+_IMG = ('<div style="overflow-x:auto" tabindex="0"><img alt="{}" src="data:image/png;base64,{}" '
+        'style="max-width:100%; min-width:640px"></div>')
 _PRE = ('<pre style="font-size:13px; line-height:1.35; white-space:pre-wrap; '
         'word-break:normal; overflow-wrap:anywhere; margin:0">{}</pre>')
 _ERROR = ('<div role="alert" style="border:2px solid #b3261e; padding:4px 8px">'

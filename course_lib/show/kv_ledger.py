@@ -28,7 +28,7 @@ class KVLedgerExplorer(Explorer):
     """
 
     alt = "bytes by format, once as read by a decode step and once as kept in memory"
-    question = ("a q8 cache keeps a float32 mirror beside its rows. Compared with f16: does one "
+    question = ("A q8 cache keeps a float32 mirror beside its rows. Compared with f16: does one "
                 "decode step read more or less? Does the cache take more or less memory?")
     drawing = KVLedgerPicture
 

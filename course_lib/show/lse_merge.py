@@ -39,7 +39,7 @@ class LseMergeExplorer(Explorer):
     alt = ("above, each token's share of the attention; in the middle, the weight of every part; "
            "below, one output component after every merge, beside that of attention in one part")
     drawing = LseMergePicture
-    question = ("Predict: one part holds nearly all of the weight. Which weight e^(LSE-M) has it, "
+    question = ("One part holds nearly all of the weight. Which weight e^(LSE-M) has it, "
                 "and what does merging another part change?")
 
     def __init__(self, engine: Engine | None = None, *, source: str = "toy", parts: int = 2,

@@ -48,7 +48,7 @@ class OnlineSoftmaxExplorer(Explorer):
 
     alt = ("scores in the order they come with the running maximum; below, the running sum and "
            "the output so far")
-    question = ("each token either leaves S and A as they are or shrinks them. How many of all "
+    question = ("Each token either leaves S and A as they are or shrinks them. How many of all "
                 "tokens shrink them if the scores come sorted, reversed, in random order?")
     drawing = OnlineSoftmaxPicture
 

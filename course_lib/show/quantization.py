@@ -61,6 +61,8 @@ class QuantizationErrorExplorer(Explorer):
     ROUNDING_RULES; outlier: one of OUTLIERS; layer, head (KV head) and token choose a K or V row.
     """
 
+    question = ("The largest value grows. What happens to the error of the other values, and how "
+                "many of them are read back as 0?")
     alt = "values of one row, the same values near zero on the quantizer's grid, and the errors"
     drawing = QuantizationPicture
 

@@ -40,7 +40,7 @@ class RingTimelineExplorer(Explorer):
     alt = ("one lane per slot of the ring: bars of loading and computing, with block numbers; "
            "below them the same blocks without a ring")
     drawing = RingTimelinePicture
-    question = ("Predict: what does a second slot save, what does a third, and when is the ring no "
+    question = ("What does a second slot save, what does a third, and when is the ring no "
                 "better than loading and computing in turns?")
 
     def __init__(self, engine: Engine | None = None, *, source: str = "planned", slots: int = 2,

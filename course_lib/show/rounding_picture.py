@@ -55,8 +55,8 @@ class RoundingPicture:
         self._delta_name = caption(ax)
 
     def draw(self, r: dict[str, Any]) -> None:
-        self._title.set_text(f"{r['values']} values from N(0,1) · attention with "
-                             f"{r['parts'].upper()} quantized · seed {r['seed']}")
+        self._title.set_text(f"{r['values']} values from {r['name']} · attention with "
+                             f"{r['parts'].upper()} quantized")
         for sign, offset in _OFFSET.items():
             self._bias[sign].move(_AT + offset, [r["bias"][n][sign] for n in ROUNDING_RULES], 0.25)
         self._draw_effect(r)

@@ -277,6 +277,7 @@ def test_readable_in_both_themes_at_the_usual_and_at_twice_the_size(live, theme)
                     "e => [e.scrollWidth <= e.clientWidth, e.closest('.jp-OutputArea-output')]"
                     ".map(x => x === true || x.scrollWidth <= x.clientWidth)")
                 assert inside == [True, True], f"{name} is wider than its cell at {width}"
+                assert shown.picture.bounding_box()["width"] >= 640, "too small to read"
         shot(explorer(live, 1).view, f"{theme}_narrow")
     finally:
         live.set_viewport_size({"width": 1280, "height": 800})
@@ -311,4 +312,5 @@ def test_day_10_whole(page, lab, expected):
     shown.expect(wanted["key"])
     shown.drag(wanted["drag"])
     shown.expect(wanted["drag"])
-    assert page.locator(".jp-Notebook [data-mime-type='application/vnd.jupyter.error']").count() == 0
+    failed = page.locator(".jp-Notebook [data-mime-type='application/vnd.jupyter.error']")
+    expect(failed).to_have_count(0)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from course_lib.engine import Engine
-from course_lib.lab.kv_precision import gaussian_case, kv_error
+from course_lib.lab.captured import capture
+from course_lib.lab.kv_precision import KVCase, gaussian_case, kv_error
 from course_lib.lab.needle import NeedleOptions, prompt_of
 from course_lib.quant import ROUNDING_RULES, quantize_rows
 from course_lib.show import QuantizationErrorExplorer, RoundingBiasExplorer
@@ -36,8 +37,8 @@ def explorer(engine):
 
 
 @pytest.fixture(scope="module")
-def bias():
-    return RoundingBiasExplorer()
+def bias(engine):
+    return RoundingBiasExplorer(engine)
 
 
 ROWS = arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e4, 1e4, width=32))
@@ -144,6 +145,38 @@ def test_the_attention_effect_is_the_labs(bias, parts):
         assert r["mean_abs"][rule] == pytest.approx(error.mean_abs / step)
         assert r["positive_share"][rule] == error.positive_share
     assert np.abs(r["delta"]).mean() == pytest.approx(r["mean_abs"]["trunc"])
+
+
+@pytest.mark.parametrize("parts", ["v", "k", "kv"])
+@pytest.mark.parametrize("layer, head", [(0, 0), (1, 1)])
+def test_the_models_own_rows(engine, bias, parts, layer, head):
+    """Rows of the cache that a prefill leaves, asked by the last query of the head's group."""
+    ids = prompt_of(engine, NeedleOptions(tokens=512), 0).ids
+    rows = engine.prefill(ids).cache.rows(layer)
+    k, v = rows.k[head], rows.v[head]
+    r = bias.compute(source="model", values=512, parts=parts, layer=layer, head=head)
+    size = k.shape[1]
+    wanted = {"v": v, "k": k, "kv": np.stack((k, v), 1).reshape(-1, size)}[parts][: 512 // size]
+    assert r["values"] == wanted.size and r["tokens"] == len(k) == len(ids)
+    for rule in ROUNDING_RULES:
+        assert r["bias"][rule] == mean_errors(wanted, rule)
+    case = KVCase(capture(engine, ids)[layer].q[head * 2, -1], k, v)
+    step = float(quantize_rows(v)[1].mean())
+    for rule in ROUNDING_RULES:
+        assert r["mean_abs"][rule] == pytest.approx(kv_error(case, rule, parts).mean_abs / step)
+    assert f"{parts.upper()} rows of {size}, layer {layer}, KV head {head}" in bias.describe(r)
+
+
+def test_controls_of_the_source_that_is_not_chosen_are_off(engine):
+    explorer = RoundingBiasExplorer(engine)
+    off = [name for name, control in explorer.controls.items() if control.disabled]
+    assert off == ["layer", "head"]
+    explorer.controls["source"].value = "model"
+    off = [name for name, control in explorer.controls.items() if control.disabled]
+    assert off == ["seed"] and "layer 0, KV head 0" in explorer.summary()
+    for wrong in ({"source": "toy"}, {"layer": 9}, {"values": 100}, {"parts": "q"}):
+        with pytest.raises(ValueError):
+            RoundingBiasExplorer(engine, **wrong)
 
 
 @pytest.mark.parametrize("values", VALUES)
