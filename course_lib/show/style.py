@@ -1,5 +1,9 @@
 """One look for the pictures of all thirty days: the same meaning has the same colour, letter and
-hatch everywhere, so that nothing is told by colour alone and a grey print still reads."""
+hatch everywhere, so that nothing is told by colour alone and a grey print still reads.
+
+A new meaning is placed in tests/unit/test_show_style.py beside those that share its pictures; the
+tests there hold for a grey print and for readers without one kind of cone.
+"""
 
 from __future__ import annotations
 
@@ -84,21 +88,27 @@ MERGE: Mapping[str, Meaning] = {
 RING: Mapping[str, Meaning] = {
     "load": Meaning("L", "#f0a830", INK, "///", "load"),
     "compute": Meaning("C", "#0b4f8a", PAPER, "", "compute"),
-    "handoff": Meaning("h", "#b3261e", PAPER, "", "hand over"),
+    "handoff": Meaning("h", "#f2b8b5", INK, "xxx", "hand over"),
 }
 
 # Why a prefill policy keeps a block of one head's mask, or reads it for all.
 PREFILL: Mapping[str, Meaning] = {
     "sink": Meaning("S", "#4b2e83", PAPER, "", "sink"),
-    "diagonal": Meaning("D", "#5fc9a8", INK, "", "diagonal"),
+    "diagonal": Meaning("D", "#0e7c66", PAPER, "", "diagonal"),
     "threshold": Meaning("T", "#f0a830", INK, "", "threshold"),
     "budget": Meaning("B", "#f0a830", INK, "", "budget"),
     "vote": Meaning("V", "#f0a830", INK, "", "vote"),
     "safety_first": Meaning("F", "#4b2e83", PAPER, "", "first, always"),
-    "safety_last": Meaning("L", "#5fc9a8", INK, "", "last, always"),
+    "safety_last": Meaning("L", "#0e7c66", PAPER, "", "last, always"),
     "all": Meaning("A", "#9a9a9a", INK, "", "everything"),
     "extra": Meaning("x", "#b3261e", PAPER, "", "extra of upstream"),
     "not_selected": Meaning("·", "#ececec", MUTED, "", "not read"),
+}
+
+# Bytes of a block of quantized weights.
+BYTE: Mapping[str, Meaning] = {
+    "scale": Meaning("s", "#0b4f8a", PAPER, "", "scale d, 16 bits"),
+    "code": Meaning("c", "#ececec", INK, "", "codes"),
 }
 
 DPI = 100  # a picture's pixels are screen pixels, so the font sizes below are what one sees
