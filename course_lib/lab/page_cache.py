@@ -89,7 +89,7 @@ def resident_bytes(size: int, accesses: Iterable[tuple[int, int]], page: int = 4
     """
     if page < 1 or around < 1:
         raise ValueError("page and around must be at least 1.")
-    groups = set()
+    groups: set[int] = set()
     for offset, length in accesses:
         if offset < 0 or length < 0 or offset + length > size:
             raise ValueError(f"{length} bytes at {offset} are not inside a file of {size} bytes.")
