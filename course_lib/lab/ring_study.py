@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 
 import numpy as np
 
@@ -64,8 +65,9 @@ class RingStudy:
 
     @cached_property
     def speed_as_computing(self) -> float:
-        """Bytes per second at which a block takes as long to load as to compute."""
-        return self.block_bytes * self.blocks / self.run(None, passes=3).compute_seconds
+        """Bytes per second at which a block takes as long to load as to compute, by the median."""
+        turns = self.run(None, passes=3).turns
+        return self.block_bytes / median(t.compute_end - t.compute_start for t in turns)
 
     def run(self, slots: int | None, bytes_per_second: float | None = None,
             passes: int = 2) -> RingRun:
