@@ -2,6 +2,8 @@
 
 from course_lib.show.block_selection import BlockSelectionExplorer
 from course_lib.show.explorer import Explorer
+from course_lib.show.importance_map import ImportanceMapExplorer
+from course_lib.show.k_sweep import KSweepExplorer
 from course_lib.show.kv_ledger import KVLedgerExplorer
 from course_lib.show.lse_merge import LseMergeExplorer
 from course_lib.show.online_softmax import OnlineSoftmaxExplorer
@@ -15,6 +17,8 @@ from course_lib.show.vote import VoteExplorer
 __all__ = [
     "BlockSelectionExplorer",
     "Explorer",
+    "ImportanceMapExplorer",
+    "KSweepExplorer",
     "KVLedgerExplorer",
     "LseMergeExplorer",
     "OnlineSoftmaxExplorer",
