@@ -5,7 +5,8 @@
  *     qemu-aarch64 -plugin ./count.so -d plugin PROGRAM
  *
  * prints "total INSTRUCTIONS LOADED STORED", then "block ADDRESS INSTRUCTIONS RUNS" for the blocks
- * in which most instructions ran. For one thread only.
+ * in which most instructions ran. For one thread only. With ./count.so,totals=on only the first line,
+ * for programs of more blocks than it has room for, such as Python.
  *
  * Distributions rarely package qemu's own qemu-plugin.h; what is declared here is the part of that
  * interface which this file uses and which has stayed the same since its first version. */
@@ -46,12 +47,19 @@ static struct block {
     uint64_t address, instructions, runs;
 } blocks[MAX_BLOCKS];
 static size_t num_blocks;
-static uint64_t loaded, stored;
+static uint64_t loaded, stored, executed;
+static bool totals_only;
 
 static void on_run(unsigned cpu, void *block)
 {
     (void)cpu;
     ((struct block *)block)->runs++;
+}
+
+static void on_run_of(unsigned cpu, void *instructions)
+{
+    (void)cpu;
+    executed += (uintptr_t)instructions;
 }
 
 static void on_memory(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t address, void *data)
@@ -69,6 +77,14 @@ static void on_translation(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
     (void)id;
     uint64_t address = qemu_plugin_tb_vaddr(tb), count = qemu_plugin_tb_n_insns(tb);
     size_t i = 0;
+    for (size_t n = 0; n < count; n++)
+        qemu_plugin_register_vcpu_mem_cb(qemu_plugin_tb_get_insn(tb, n), on_memory, NO_REGISTERS,
+                                         READS_AND_WRITES, NULL);
+    if (totals_only) {
+        qemu_plugin_register_vcpu_tb_exec_cb(tb, on_run_of, NO_REGISTERS,
+                                             (void *)(uintptr_t)count);
+        return;
+    }
     while (i < num_blocks && (blocks[i].address != address || blocks[i].instructions != count))
         i++;
     if (i == MAX_BLOCKS)
@@ -76,9 +92,6 @@ static void on_translation(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
     if (i == num_blocks)
         blocks[num_blocks++] = (struct block){address, count, 0};
     qemu_plugin_register_vcpu_tb_exec_cb(tb, on_run, NO_REGISTERS, &blocks[i]);
-    for (size_t n = 0; n < count; n++)
-        qemu_plugin_register_vcpu_mem_cb(qemu_plugin_tb_get_insn(tb, n), on_memory, NO_REGISTERS,
-                                         READS_AND_WRITES, NULL);
 }
 
 static int by_instructions_run(const void *a, const void *b)
@@ -92,7 +105,7 @@ static void on_exit_of_program(qemu_plugin_id_t id, void *data)
 {
     (void)id, (void)data;
     char line[128];
-    uint64_t instructions = 0;
+    uint64_t instructions = executed;
     for (size_t i = 0; i < num_blocks; i++)
         instructions += blocks[i].instructions * blocks[i].runs;
     snprintf(line, sizeof line, "total %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", instructions,
@@ -109,7 +122,8 @@ static void on_exit_of_program(qemu_plugin_id_t id, void *data)
 EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info_t *info, int argc,
                                  char **argv)
 {
-    (void)info, (void)argc, (void)argv;
+    (void)info;
+    totals_only = argc > 0 && !strcmp(argv[0], "totals=on");
     qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation);
     qemu_plugin_register_atexit_cb(id, on_exit_of_program, NULL);
     return 0;

@@ -105,10 +105,17 @@ def count(plugin: Path, program: Path, loop: str, rows: int):
     """Return instructions, loaded and stored bytes, and {(address, length): runs} of blocks."""
     output = run("qemu-aarch64", "-cpu", "cortex-a76", "-plugin", plugin, "-d", "plugin", program,
                  loop, rows)
-    total = re.search(r"^total (\d+) (\d+) (\d+)$", output, re.MULTILINE)
     blocks = re.findall(r"^block (0x[0-9a-f]+) (\d+) (\d+)$", output, re.MULTILINE)
-    return ([int(n) for n in total.groups()],
+    return (totals(output),
             {(int(address, 16), int(length)): int(runs) for address, length, runs in blocks})
+
+
+def totals(output: str) -> list[int]:
+    """Instructions, loaded and stored bytes of a whole run, in what the plugin printed."""
+    found = re.search(r"^total (\d+) (\d+) (\d+)$", output, re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"counts.py: the emulator counted nothing:\n{output[-500:]}")
+    return [int(n) for n in found.groups()]
 
 
 def hottest(few: dict, many: dict) -> tuple[int, int, float]:
