@@ -74,10 +74,11 @@ first token is masked; 1 point: with a finite M the weight is 0 anyway.
     "d07.b3": """
 IEEE 754 says that addition, multiplication and the fused multiply-add return the float nearest to
 the exact result. fmaf, _mm256_fmadd_ps and vfmaq_f32 are all that one operation, lane by lane, in
-the same order with the same constants, so each of the ten steps has one possible result. The compiler must not fuse or split on its own (-ffp-contract=off), and
--ffast-math would allow it to reorder, to fuse and to replace divisions: other roundings. A sum of
-many exponentials has an order, and float addition is not associative: two correct programs that add
-in another order (a chain, a tree, 16 lanes) get other last bits from equal terms.
+the same order with the same constants, so each of the ten steps has one possible result. The
+compiler must not fuse or split on its own (-ffp-contract=off), and -ffast-math would allow it to
+reorder, to fuse and to replace divisions: other roundings. A sum of many exponentials has an
+order, and float addition is not associative: two correct programs that add in another order (a
+chain, a tree, 16 lanes) get other last bits from equal terms.
 Rubric: 1 point: each operation is rounded correctly by the standard, so it has one result; 1 point:
 what -ffast-math would permit; 1 point: the order of a sum is a choice.
 """,
