@@ -19,10 +19,8 @@ above it. Words that you miss are in the [glossary](../docs/glossary.md).
 
 # %% tags=["nbval-ignore-output"]
 import inspect
-import linecache
 import os
 import time
-import tracemalloc
 
 # One thread unless you chose, so that times compare. NumPy reads its own once, when it is imported.
 for name in ("COURSE_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
@@ -839,6 +837,10 @@ are 64 tokens long now.
 """
 
 # %%
+import linecache
+import tracemalloc
+
+
 class Leaky(prefill.XAttentionBSAPolicy):
     """Keeps the scores of each layer; `every`: an entry for every chunk."""
 
@@ -853,6 +855,7 @@ class Leaky(prefill.XAttentionBSAPolicy):
         return super().select_blocks(q_chunk, store, layer)
 
 
+# %%
 def traced(policy):
     """Bytes in use after every chunk, beyond those of the second; and a snapshot of the end."""
     used = []

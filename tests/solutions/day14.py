@@ -54,7 +54,8 @@ ANSWERS = {
     "caller stops early or fails. The reader takes only free slots. If a slot were not given back, "
     "the ring would have one less for the rest of its life: after as many errors as slots the "
     "reader would wait for a free slot for ever, in a later layer that did nothing wrong. Freed "
-    "before the yield, the reader could overwrite rows that are being attended: wrong numbers, no crash. "
+    "before the yield, the reader could overwrite rows that are being attended: wrong numbers, "
+    "no crash. "
     "Rubric: 1 point: finally runs when the caller breaks off, and the slot must come back; "
     "1 point: the next stream of the same ring would wait, or would have fewer slots.",
     "d14.b3": "The statistic counts blocks of layer 0 that at least one KV head reads, of those "
