@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from course_lib.classroom.exercises import Case, Exercise, Reading
@@ -54,18 +56,22 @@ def _sdot_cases() -> list[Case]:
     ]
 
 
+def _f32(values: Any) -> np.ndarray:
+    return np.array(values, F32)
+
+
 def _first_difference_cases() -> list[Case]:
-    one = [("norm", F32([1, 2])), ("out", F32([[3, 4], [5, 6]])), ("last", F32([7]))]
-    two = [("norm", F32([1, 2])), ("out", F32([[3, 4], [0, 6]])), ("last", F32([700]))]
-    zero = [("norm", F32([1, 2])), ("out", F32([[3, 4], [5, 6]])), ("last", F32([7]))]
-    signed = [("a", F32([0.0, 1.0]))], [("a", F32([-0.0, 1.0]))]
-    nan = [("a", F32([np.nan, 1.0]))]
+    one = [("norm", _f32([1, 2])), ("out", _f32([[3, 4], [5, 6]])), ("last", _f32([7]))]
+    two = [("norm", _f32([1, 2])), ("out", _f32([[3, 4], [0, 6]])), ("last", _f32([700]))]
+    zero = [("norm", _f32([1, 2])), ("out", _f32([[3, 4], [5, 6]])), ("last", _f32([7]))]
+    signed = [("a", _f32([0.0, 1.0]))], [("a", _f32([-0.0, 1.0]))]
+    nan = [("a", _f32([np.nan, 1.0]))]
     return [
         Case("a small difference before a large one", (one, two), expect=("out", (1, 0))),
         Case("equal runs", (one, zero), expect=None),
         Case("zero and minus zero", signed, expect=("a", (0,))),
-        Case("the same NaN on both sides", (nan, [("a", F32([np.nan, 1.0]))]), expect=None),
-        Case("another shape", (one[:1], [("norm", F32([[1, 2]]))]), expect=("norm", None)),
+        Case("the same NaN on both sides", (nan, [("a", _f32([np.nan, 1.0]))]), expect=None),
+        Case("another shape", (one[:1], [("norm", _f32([[1, 2]]))]), expect=("norm", None)),
         Case("another order of stages", (one, [two[1], two[0], two[2]]), raises=ValueError),
     ]
 
