@@ -11,6 +11,7 @@ from course_lib.show.picture import Picture
 from course_lib.show.prefill_mask import PrefillMaskExplorer
 from course_lib.show.quantization import QuantizationErrorExplorer
 from course_lib.show.ring_timeline import RingTimelineExplorer
+from course_lib.show.roofline import RooflineExplorer
 from course_lib.show.rounding import RoundingBiasExplorer
 from course_lib.show.vote import VoteExplorer
 
@@ -26,6 +27,7 @@ __all__ = [
     "PrefillMaskExplorer",
     "QuantizationErrorExplorer",
     "RingTimelineExplorer",
+    "RooflineExplorer",
     "RoundingBiasExplorer",
     "VoteExplorer",
 ]

@@ -61,7 +61,7 @@ class BlockPicture:
     def _make_tiles(self, ax: Any) -> None:
         ax.set_ylim(0, 1)
         ax.axis("off")
-        self._tiles = {name: _tile(ax, REASON[name]) for name in reversed(REASON)}
+        self._tiles = {name: _tile(ax, REASON[name]) for name in list(REASON)[::-1]}
         self._letters = {name: _letter(ax, m) for name, m in REASON.items()}
         self._lanes = [ax.text(-0.008, 0.06 + 0.22 * (lane + 0.5), REASON[name].letter,
                                transform=ax.transAxes, ha="right", va="center",

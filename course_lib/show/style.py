@@ -101,7 +101,7 @@ PREFILL: Mapping[str, Meaning] = {
     "safety_first": Meaning("F", "#4b2e83", PAPER, "", "first, always"),
     "safety_last": Meaning("L", "#0e7c66", PAPER, "", "last, always"),
     "all": Meaning("A", "#9a9a9a", INK, "", "everything"),
-    "extra": Meaning("x", "#b3261e", PAPER, "", "extra of upstream"),
+    "extra": Meaning("x", "#b3261e", PAPER, "", "extra"),
     "not_selected": Meaning("·", "#ececec", MUTED, "", "not read"),
 }
 
@@ -109,6 +109,13 @@ PREFILL: Mapping[str, Meaning] = {
 BYTE: Mapping[str, Meaning] = {
     "scale": Meaning("s", "#0b4f8a", PAPER, "", "scale d, 16 bits"),
     "code": Meaning("c", "#ececec", INK, "", "codes"),
+}
+
+# Kernels under a roofline.
+ROOF: Mapping[str, Meaning] = {
+    "derived": Meaning("", PAPER, INK, "", "at most"),
+    "measured": Meaning("", "#4a4a4a", PAPER, "", "measured"),
+    "chosen": Meaning("", "#f0a830", INK, "", "explained"),
 }
 
 DPI = 100  # a picture's pixels are screen pixels, so the font sizes below are what one sees

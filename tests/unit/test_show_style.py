@@ -56,6 +56,7 @@ TOGETHER = {
     "a mask by threshold": (style.PREFILL, ("sink", "diagonal", "threshold", "not_selected")),
     "a mask by budget": (style.PREFILL, ("sink", "diagonal", "budget", "not_selected")),
     "a whole mask": (style.PREFILL, ("all", "not_selected")),
+    "points under a roof": (style.ROOF, tuple(style.ROOF)),
     "bytes of a weight block": (style.BYTE, tuple(style.BYTE)),
 }
 APART = 15  # of 100 steps from black to white: CIELAB's L*, or its distance where colours count
