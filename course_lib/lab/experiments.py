@@ -24,6 +24,12 @@ from course_lib.lab.perplexity import (
     results_of,
     window_costs,
 )
+from course_lib.lab.policy_needle import (
+    PolicyNeedleOptions,
+    policy_needle_records,
+    policy_needle_summary,
+)
+from course_lib.lab.ruler_run import RulerRunOptions, ruler_records, ruler_summary
 from course_lib.paths import MODELS
 
 Record = dict[str, Any]
@@ -235,6 +241,18 @@ EXPERIMENTS: dict[str, Experiment] = {
         "every float32 from -87 to 88 through the kernels' exponential function",
         exact_keys=("from", "to", "floats", "digest"),
         close_keys=("max_ulp", "correct"), close=1e-4,
+    ),
+    "prefill_policies": Experiment(
+        PolicyNeedleOptions(), policy_needle_records, policy_needle_summary,
+        "needles that prefill itself must find, under every policy and vote",
+        exact_keys=("arm", "recalled", "value"),
+        close_keys=("mask_density", "applied_density"),
+    ),
+    "prefill_ruler": Experiment(
+        RulerRunOptions(), ruler_records, ruler_summary,
+        "RULER's tasks under prefill policies",
+        exact_keys=("task", "length", "policy", "threshold", "references", "score"),
+        close_keys=("applied_density",),
     ),
 }
 
