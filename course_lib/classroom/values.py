@@ -148,12 +148,13 @@ def _sequence_difference(expect, got, rtol, atol, dtype) -> str | None:
         items = got.tolist() if got.ndim == 1 else list(got)
     if not isinstance(items, (list, tuple)):
         return _expected(expect, got)
-    whole = _expected(list(expect), list(items))
     if len(items) != len(expect):
+        whole = _expected(list(expect), list(items))
         return whole if len(whole) < 100 else f"expected {len(expect)} items, got {len(items)}"
     for index, (want, have) in enumerate(zip(expect, items, strict=True)):
         found = difference(want, have, rtol=rtol, atol=atol, dtype=dtype)
         if found:
+            whole = _expected(list(expect), list(items))  # slow for large arrays
             kind = _INTEGER * found.endswith(_INTEGER)
             return whole + kind if len(whole) < 60 else f"at [{index}] {found}"
     return None
