@@ -886,7 +886,7 @@ r"""
 
 The formula: $i^* = \min \arg\min_i \text{rank}(t_i, t_{i+1})$ · The number: **12 → 0** of 12, without the template.
 
-**Read next**: day 4, block quantization: from the text's numbers to the weights', in
+**Read next**: [day 4, block quantization](day04_block_quantization.ipynb): from the text's numbers to the weights', in
 34 bytes. The written-out tokenizers are in [tokenizing.py](../course_lib/tokenizing.py), the guarded templates in
 [chat.py](../course_lib/engine/chat.py).
 """

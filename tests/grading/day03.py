@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 
 from tokenizers import Tokenizer as HFTokenizer
 
@@ -67,6 +68,7 @@ def _join_all(tokens, pair):
     return found
 
 
+@cache
 def _bpe_groups() -> list[Group]:
     words = ["Ġattention", "Ġbandwidth", "Ġfuno", "transforms", "Ġparenthesis", "Ġramens",
              "Ġunderstanding", "Zoë", "Ġhedgehog"]
@@ -204,6 +206,7 @@ def _large():
     return Case("60,001 tokens, 30,000 letters", (vocab, text), expect=ids)
 
 
+@cache
 def _match_groups() -> list[Group]:
     return [
         Group("same ids", 2, "The ids must be those of the scan: at every place the longest token, "
@@ -353,6 +356,7 @@ def _talk(name, *turns, begin=True):
     return Case(name, (messages, begin), expect=_template_truth(messages, begin))
 
 
+@cache
 def _template_groups() -> list[Group]:
     user = {"role": "user", "content": "Hi"}
     return [
