@@ -13,6 +13,7 @@ from course_lib import attention
 from course_lib.attention import kv_head
 from course_lib.engine.layers import linear, rms_norm, rope_tables, silu_mul, split_heads
 from course_lib.engine.model import Model, rows_of
+from course_lib.engine.prefill import float_rows
 from course_lib.engine.weights import DenseMLP
 from course_lib.kvcache import KVCache
 
@@ -74,6 +75,22 @@ def token_path(model: Model, cache: KVCache, token: int,
 def best_token(path: Sequence[Stage]) -> int:
     """The id of the largest logit at the end of a path, the lowest id on a tie."""
     return int(np.argmax(path[-1].values))
+
+
+def with_value_of(cache: KVCache, other: KVCache, layer: int, token: int) -> KVCache:
+    """A float32 copy of `cache` in which one token's value rows in one layer are those of `other`.
+
+    So one can ask what depends on them. Both hold as many tokens of the same model.
+    """
+    made = KVCache(cache.num_layers, cache.num_kv_heads, cache.head_dim,
+                   block_size=cache.block_size)
+    for at in range(cache.num_layers):
+        keys, values = float_rows(cache.rows(at))
+        if at == layer:
+            values = values.copy()
+            values[:, token] = float_rows(other.rows(at))[1][:, token]
+        made.append(at, keys, values)
+    return made
 
 
 def answer_with(model: Model, ids: Sequence[int], softmax: Softmax, most: int = 16) -> list[int]:

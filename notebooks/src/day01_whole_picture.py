@@ -9,7 +9,7 @@ language models: every word is explained when it first appears.
 them · follow one token through every step of a real model, with the shape of each array · tell a
 self-test that can fail from one that cannot, by trying.
 
-**Time** 80 minutes, six exercises. The notebook itself runs in a few seconds, offline.
+**Time** 90 minutes, six exercises. The notebook itself runs in a few seconds, offline.
 
 This course takes a small language model apart until nothing in it is magic. It follows the article series
 《0.8MB 跑通 Qwen》, an engine in plain C on a small board; the days and their experiments are this course's own,
@@ -73,7 +73,8 @@ r"""
 The model found one sentence among fifteen. No Python in this notebook searches for a name; the program that ran
 knows only numbers. Three kinds of bytes made the answer:
 
-* the **model** (模型): numbers in a file, made once by training, never changed afterwards;
+* the **model** (模型): numbers in a file. **Training** (训练) adjusted them, on example texts, until the model continued those texts well;
+  afterwards they never change;
 * the **KV cache** (KV 缓存): numbers that the engine writes down while it reads your text, so that it
   never has to read it twice;
 * the **kernels** (算子): the small compiled routines that multiply and add. The program around them that loads, calls
@@ -104,7 +105,7 @@ r"""
 ## 1-1 字节在哪里 · Where the bytes are: model, KV cache, kernels
 
 A model does not see letters. A **tokenizer** (分词器, day 3) cuts the text into pieces that it knows, the **tokens**
-(词元), and gives each its number. This model knows 1,657 of them; whatever is not in its list is spelled in bytes.
+(词元), and gives each its number. This model knows 1,657 of them, its **vocabulary** (词表); whatever is not in it is spelled in bytes.
 """
 
 # %%
@@ -285,7 +286,7 @@ print(inspect.getsource(footprint.kv_bytes))
 r"""
 ### Exercise 1-1 B · who owns which byte
 
-12 minutes · difficulty 1/3 · 4 points
+10 minutes · difficulty 1/3 · 4 points
 
 In half of the exercises you read code and name the place. Open
 [conversion.py](../course_lib/engine/conversion.py), [weights.py](../course_lib/engine/weights.py) and
@@ -302,7 +303,7 @@ Then say in two or three sentences: which of these bytes grow while the model an
 them.
 """
 
-# %% [markdown] course={"id": "d01.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 12, "difficulty": 1}
+# %% [markdown] course={"id": "d01.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 1}
 r"""
 <!-- ANSWER d01.b1 -->
 Answer: …
@@ -327,8 +328,8 @@ check("d01.b1", d01_b1)
 r"""
 ## 1-2 一个 token 的一生 · The life of one token
 
-The engine writes its answer one token at a time. For each it runs the whole model once, looks at the scores of all
-1,657 tokens that could come next, takes the best, and starts again with that one. You will now follow one such run.
+The engine writes its answer one token at a time. For each it runs the whole model once, gets a mark for each of the
+1,657 tokens that could come next, takes the best one, and starts again with that. You will now follow one such run.
 
 ### Attention in six numbers
 
@@ -452,9 +453,31 @@ for stage in path:
 
 # %% [markdown]
 r"""
-Read it as a story. In layer 0, one head fetched **Zara** and one fetched **food**: now x knows what is being asked. In layer
-1, one head used that as its query, found the note about Zara's food 66 tokens back, and brought its value: **ramen**. This value was
-written to the cache when the notes were read, long before anybody asked.
+Read it as a story. In layer 0, one head fetched **Zara** and one fetched **food** from what had just been written (tokens 128 to
+132 are the answer so far): now x knows what it is about. In layer 1, one head used that as its query, found the note about Zara's
+food 66 tokens back, and brought its value: **ramen**. This value was written to the cache when the notes were read, long before the
+question was.
+
+A good story. Is it true? A story about a program can be tested: change the one thing that it names, and nothing else. We let
+the engine read notes in which Zara's favorite food is *bread*. From that run we take the value of token 66 in **one** layer, 2 × 64 numbers, and
+put it in the place of ours. The other 132 tokens, all keys, and the other two layers stay as they are. **Predict** what the model says, for
+each of the three layers.
+"""
+
+# %%
+from course_lib.lab.token_path import with_value_of
+
+bread = list(prompt.ids)
+bread[66] = engine.encode(" bread")[0]
+other = engine.prefill([*bread, *answer[:4]])
+for layer in range(config.num_hidden_layers):
+    changed = with_value_of(session.cache, other.cache, layer, token=66)
+    says = best_token(token_path(engine.model, changed, answer[4]))
+    print(f"value of token 66 exchanged in layer {layer}: the model says", repr(engine.decode([says])))
+
+# %% [markdown]
+r"""
+Exactly in the layer that the story names, and in no other. In these 512 bytes, out of 400,000, lies the answer to this question.
 
 It is seldom this clear. This model is tiny, and its training was helped along: heads were told where to look ([its
 card](../data/models/needle-qwen3/README.md) says how). In a large model such a path is spread over many heads. But
@@ -557,6 +580,9 @@ print("writing after 2,061 tokens took longer than after 128:", times[2061] > ti
 
 # %% [markdown]
 r"""
+(The quoted line in words: the series' board, an RK3588; a model of two billion numbers, stored with four bits each; llama.cpp is
+another engine, which took 126 ms there.)
+
 The same model, the same arithmetic per matrix, but a longer text makes every token slower: the cache is read again each time.
 What to do about it is the subject of days 8 to 14.
 
@@ -580,7 +606,7 @@ and writing an answer (**decode**, 解码) are the same function.
 r"""
 ### Exercise 1-2 B · who writes the cache, who reads it
 
-12 minutes · difficulty 2/3 · 4 points
+8 minutes · difficulty 2/3 · 4 points
 
 Open [decode.py](../course_lib/engine/decode.py), [prefill.py](../course_lib/engine/prefill.py) and
 [session.py](../course_lib/engine/session.py), all in `course_lib/engine`.
@@ -597,7 +623,7 @@ Then say in two sentences why the cache must hold keys *after* `rotate`, and why
 write what you think: day 6 comes back to it.)
 """
 
-# %% [markdown] course={"id": "d01.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 12, "difficulty": 2}
+# %% [markdown] course={"id": "d01.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d01.b2 -->
 Answer: …
@@ -748,7 +774,7 @@ thousands of softmaxes for that.
 r"""
 ### Exercise 1-3 A · a test that kills
 
-15 minutes · difficulty 2/3 · 6 points · about 10 lines
+12 minutes · difficulty 2/3 · 6 points · about 10 lines
 
 Write one self-test that kills `forgets_max`, `divides_by_max` and `base_two`, and accepts every right softmax. It gets a function
 from scores, a float32 array `[n]`, to weights `[n]`, and raises `AssertionError` where the function is wrong.
@@ -771,7 +797,7 @@ Every comparison with NaN is False. `assert difference < 1e-5` fails on NaN, as 
 </details>
 """
 
-# %% course={"id": "d01.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d01.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 12, "difficulty": 2}
 # EXERCISE d01.a3
 def softmax_test(softmax):
     """Raise AssertionError unless `softmax` (float32 scores [n] -> weights [n]) is right to 1e-5.
@@ -810,7 +836,7 @@ for part in (attention.softmax, compiled_softmax, *wrong):
 r"""
 ### Exercise 1-3 B · the weakest assertion
 
-15 minutes · difficulty 3/3 · 5 points
+10 minutes · difficulty 3/3 · 5 points
 
 [acceptance.py](../course_lib/lab/acceptance.py) holds nine self-tests for parts of an engine. All pass. Four of them are weak, each in
 another way. You need not understand the parts; ask of every test: *what would I have to break so that this fails?*
@@ -826,7 +852,7 @@ Then say which of the four is the weakest and why, and for one of the others giv
 kill it.
 """
 
-# %% [markdown] course={"id": "d01.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 15, "difficulty": 3}
+# %% [markdown] course={"id": "d01.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 10, "difficulty": 3}
 r"""
 <!-- ANSWER d01.b3 -->
 Answer: …

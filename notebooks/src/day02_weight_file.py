@@ -9,7 +9,7 @@ the engine is the program that runs it.
 bit · say how much memory it takes to touch one tensor, and check that against the system's books · test a
 converter, with the inputs on which converters fail.
 
-**Time** 80 minutes, six exercises. The notebook itself runs in a few seconds, offline.
+**Time** 90 minutes, six exercises. The notebook itself runs in a few seconds, offline.
 
 Numbers carry a label where it matters: **this machine** (measured in the cell), **derived** (arithmetic). The plan of this day and
 all measurements are this course's own. Words that you miss are in the [glossary](../docs/glossary.md).
@@ -50,7 +50,7 @@ The shipped model is one file of 2,564,472 bytes. Nearly all of them are numbers
 numbers. In front of them stands a table of contents, and in it the word `F16` 35 times; there, we write `BF16`. That is another
 common format of two bytes.
 
-**Predict:** does the engine refuse the file? Does the model still answer?
+**Predict:** does the engine refuse the file? Does the model still answer the question of day 1?
 """
 
 # %%
@@ -157,7 +157,7 @@ of each pair comes first. `3f80` is 1: sign 0, exponent 127, fraction 0.
 six = np.array([0x3F80, 0xC000, 0x3F00, 0x4049, 0x0000, 0x47C3], np.uint16)
 tiny = weight_file.put_together({"six": weight_file.Tensor("BF16", (2, 3), six.astype("<u2").tobytes())})
 print("length:", tiny[:8].hex(" "), "=", int.from_bytes(tiny[:8], "little"))
-print("header:", tiny[8:-12].decode())
+print("header:", repr(tiny[8:-12].decode()))
 print("data:  ", tiny[-12:].hex(" "))
 print("values:", (six.astype(np.uint32) << 16).view(np.float32).reshape(2, 3).tolist())
 
@@ -172,7 +172,7 @@ Notice the spaces at the end of the header. They make $8 + h$ a multiple of 8, s
 r"""
 ### Exercise 2-1 A · read a tensor
 
-20 minutes · difficulty 2/3 · 6 points · about 20 lines
+15 minutes · difficulty 2/3 · 6 points · about 20 lines
 
 Read one tensor from a `.safetensors` file, with `open`, `struct` (or `int.from_bytes`), `json` and NumPy; no package that knows the format. Return
 float32 of the tensor's shape. `dtype` may be `"F32"`, `"F16"` or `"BF16"`, all little-endian.
@@ -194,7 +194,7 @@ file; offsets that do not lie in order inside the data; a shape that needs anoth
 </details>
 """
 
-# %% course={"id": "d02.a1", "kind": "A", "role": "answer", "points": 6, "minutes": 20, "difficulty": 2}
+# %% course={"id": "d02.a1", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 2}
 # EXERCISE d02.a1
 def read_tensor(path, name):
     """Return a tensor of a .safetensors file as float32 of its shape.
@@ -269,7 +269,7 @@ print(inspect.getsource(SafetensorsFile._place))
 r"""
 ### Exercise 2-1 B · where a lie is caught
 
-12 minutes · difficulty 2/3 · 4 points
+10 minutes · difficulty 2/3 · 4 points
 
 Open [safetensors_file.py](../course_lib/engine/safetensors_file.py). Cite the line (or the `if` with its lines) that catches each lie:
 
@@ -284,7 +284,7 @@ Then say in two sentences: why is the length of the header checked twice (once a
 to it that two tensors do not overlap? (For the second, read `_check_layout`.)
 """
 
-# %% [markdown] course={"id": "d02.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 12, "difficulty": 2}
+# %% [markdown] course={"id": "d02.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 2}
 r"""
 <!-- ANSWER d02.b1 -->
 Answer: …
@@ -379,7 +379,7 @@ What to see in the table (your numbers, on your machine):
   the page cache in larger pieces, it maps those, up to 2 MB. That is why *hot* may grow more than *cold*.
 * **Cold is another world.** A part of a cold file waits for the disk. Look also at the last column after a cold touch: the system read far more than
   was asked for. It guesses that you will go on (**readahead**, 预读).
-* **Own or mapped, the RSS is the same sum**, but mapped pages can be taken back when memory is short, without a write. Own pages can only go to swap.
+* **Own or mapped, the RSS is the same sum**, but mapped pages can be taken back when memory is short, without a write. Own pages must first be written to disk (swap), if there is room for that.
 
 If the line says that the file could not be forgotten, your folder for temporary files lies in memory itself (tmpfs), and "cold" is as hot as "hot". No table
 of load times is worth reading without that line.
@@ -389,7 +389,7 @@ of load times is worth reading without that line.
 r"""
 ### Exercise 2-2 A · how much will be resident?
 
-15 minutes · difficulty 2/3 · 5 points · about 12 lines
+12 minutes · difficulty 2/3 · 5 points · about 12 lines
 
 A file of `size` bytes is mapped; nothing of it has been touched. Then the bytes of `accesses` are read, pairs `(offset, length)`. Estimate how many bytes of the file
 are then in memory:
@@ -409,7 +409,7 @@ pages.
 </details>
 """
 
-# %% course={"id": "d02.a2", "kind": "A", "role": "answer", "points": 5, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d02.a2", "kind": "A", "role": "answer", "points": 5, "minutes": 12, "difficulty": 2}
 # EXERCISE d02.a2
 def resident_bytes(size, accesses, page=4096, around=16):
     """Return the estimated resident bytes of a mapped file after some reads.
@@ -509,7 +509,7 @@ course_lib/engine/cache_file.py map_all}.
 r"""
 ### Exercise 2-2 B · which lines touch pages
 
-15 minutes · difficulty 3/3 · 4 points
+10 minutes · difficulty 3/3 · 4 points
 
 Open [safetensors_file.py](../course_lib/engine/safetensors_file.py) and [cache_file.py](../course_lib/engine/cache_file.py).
 
@@ -524,7 +524,7 @@ Then say in two or three sentences: the result of `np.empty` is reserved at once
 is the peak of `in_pieces` so near to its result?
 """
 
-# %% [markdown] course={"id": "d02.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 15, "difficulty": 3}
+# %% [markdown] course={"id": "d02.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 3}
 r"""
 <!-- ANSWER d02.b2 -->
 Answer: …
@@ -555,7 +555,7 @@ result. You have seen in day 1 what "the model answers" proves. What should a co
 
 ### Twice the same
 
-First: the same input must give the same file, byte for byte. Otherwise no checksum means anything, and nobody can tell an update from an accident. Here is a converter with an
+First: the same input must give the same file, byte for byte. Otherwise no checksum (a short number computed from all bytes, such as SHA-256) means anything, and nobody can tell an update from an accident. Here is a converter with an
 innocent flaw: it keeps the names of its tensors in a Python `set`. We ask for that order in two processes:
 """
 
@@ -581,7 +581,7 @@ the metadata, the order of files in a folder, the number of threads.
 
 ### Edges of f16
 
-Second: the values. Only four kinds of numbers make trouble. Fill in the third column before you run the cell; f16 has 10 bits of fraction, its largest number is 65,504 and its smallest
+Second: the values. Four kinds of numbers make trouble: too large, too small, exactly halfway, and not a number. Fill in the third column before you run the cell; f16 has 10 bits of fraction, its largest number is 65,504 and its smallest
 $2^{-24}$.
 
 | f32 | what it tests | f16? |
@@ -685,7 +685,7 @@ print(f"{int(small.sum())} of {weights.size:,} weights are subnormal in f16, {in
 r"""
 ### Exercise 2-3 A · a converter that reports
 
-20 minutes · difficulty 3/3 · 6 points · about 15 lines
+15 minutes · difficulty 3/3 · 6 points · about 15 lines
 
 Convert a float32 array to `"f16"` or `"bf16"`: return the bits, a uint16 array of the same shape, and a report.
 
@@ -709,7 +709,7 @@ While an answer is checked, an overflow in NumPy raises an error. Here it is mea
 </details>
 """
 
-# %% course={"id": "d02.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 20, "difficulty": 3}
+# %% course={"id": "d02.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 3}
 # EXERCISE d02.a3
 def f32_to_half(x, kind):
     """Return (bits uint16 of x's shape, {"overflow": count, "underflow": count}).
@@ -762,7 +762,7 @@ subnormal ones, it lets the processor round: next to 0.5, a float32 has its last
 r"""
 ### Exercise 2-3 B · the line that decides
 
-15 minutes · difficulty 2/3 · 5 points
+10 minutes · difficulty 2/3 · 5 points
 
 Open [pack.c](../kernels_pyx/c/pack.c), [weight_blocks.py](../course_lib/weight_blocks.py) and [half_floats.py](../course_lib/half_floats.py).
 
@@ -777,7 +777,7 @@ Open [pack.c](../kernels_pyx/c/pack.c), [weight_blocks.py](../course_lib/weight_
 Then explain in two or three sentences why `0xfff` plus the last kept bit is "half, ties to even": what happens to a remainder just below half, exactly half, just above?
 """
 
-# %% [markdown] course={"id": "d02.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 15, "difficulty": 2}
+# %% [markdown] course={"id": "d02.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 10, "difficulty": 2}
 r"""
 <!-- ANSWER d02.b3 -->
 Answer: …

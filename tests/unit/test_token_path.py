@@ -14,6 +14,7 @@ from course_lib.lab.token_path import (
     best_token,
     ordered_path,
     token_path,
+    with_value_of,
 )
 from course_lib.paths import MODELS
 from course_lib.show.token_picture import token_path_picture
@@ -72,6 +73,17 @@ def test_an_answer_is_the_engines_and_a_wrong_softmax_is_used(engine):
     assert answer_with(engine.model, ids, attention.softmax, 5) == engine.generate(ids, 5)
     uniform = answer_with(engine.model, ids, lambda s: np.full_like(s, 1 / len(s)), 5)
     assert uniform != engine.generate(ids, 5)
+
+
+def test_exactly_one_value_row_of_each_head_is_exchanged(engine):
+    mine, other = (engine.prefill(engine.encode(text)).cache
+                   for text in ("Zara met Olive", "Olive met Zara"))
+    made = with_value_of(mine, other, layer=1, token=2)
+    for layer in range(3):
+        assert np.array_equal(made.rows(layer).k, mine.rows(layer).k)
+        same = (made.rows(layer).v == mine.rows(layer).v).all(axis=-1)
+        assert same.sum() == same.size - (2 if layer == 1 else 0)
+    assert np.array_equal(made.rows(1).v[:, 2], other.rows(1).v[:, 2])
 
 
 def test_the_picture_states_every_shape(engine):
