@@ -12,7 +12,7 @@ from course_lib.show.style import INK, MUTED, course_style, new_figure
 from course_lib.show.text import size_text
 
 # Width and dashes too, so that the curves are told apart without colour.
-_LOOKS = (("#1a1a1a", 1.2, (0, (1, 1.5))), ("#0b4f8a", 2.6, "solid"), ("#f0a830", 2.0, "solid"),
+_LOOKS = (("#1a1a1a", 1.4, (0, (1, 1.5))), ("#f0a830", 1.4, "solid"), ("#0b4f8a", 2.6, "solid"),
           ("#b3261e", 1.6, (0, (5, 2))))
 
 

@@ -140,7 +140,7 @@ The √d has another purpose. A sum of $d$ products grows like $\sqrt d$; withou
 over 64 values a row is eight times sharper than the one that the model was trained with. Subtracting the
 maximum repairs the NaN, not that.
 
-## 7-1 分组查询 Which key does a head read?
+## 7-1 分组查询 GQA head mapping
 
 Keys and values are kept for all tokens (day 8 is about that memory). To keep fewer, several query heads
 share one **KV head**: one set of keys and values. That is **GQA**, grouped-query attention. With $H$
@@ -331,7 +331,7 @@ check("d07.b1", d07_b1)
 
 # %% [markdown]
 r"""
-## 7-2 在线 softmax Two passes, or one
+## 7-2 两遍与在线 softmax Two-pass and online softmax
 
 The formula needs the maximum first, then the sum, then the weights. So the obvious program walks over the
 tokens more than once: all scores, kept in an array; their maximum; their exponentials and sum; then all
@@ -803,8 +803,10 @@ print(f"every 257th of them again: largest error not above the recorded one:",
 # %% [markdown]
 r"""
 So the bound of 3 ulp is generous; all floats stay below 1. And this is a *proof*, by trying all cases, for
-every variant in the list. The NEON variants of ARM boards are held to the same bits by tests on an emulated
-processor. A library function such as `np.exp` comes with an accuracy too, but with no promise of bits.
+every variant in the list. For NEON, the instruction set of ARM boards,
+[tools/arm64/exp_walk.py](../tools/arm64/exp_walk.py) walks the same floats on an emulated Cortex-A76: all 268
+stretches gave the recorded digest (**recorded**; it takes half an hour). A library function such as `np.exp` has an
+accuracy too, but promises no bits.
 """
 
 # %% [markdown] course={"id": "d07.b3", "kind": "B", "role": "card"}

@@ -6,7 +6,7 @@ r"""
 query reads them all. From day 2: what a page of memory is. Both are recapped in a line or two.
 
 **You will be able to** say what a conversation weighs in any format, and not mistake traffic for memory
-(8-1 每 token 字节账) · find a row in memory through a block table, and say what an empty entry means
+(8-1 每 token 字节) · find a row in memory through a block table, and say what an empty entry means
 (8-2 块寻址) · let memory arrive with the tokens, measure that it does, and catch a write that left its block
 (8-3 惰性分配与金丝雀).
 
@@ -34,7 +34,7 @@ from course_lib.paged_cache import PAGE, PagedCache
 from course_lib.paths import MODELS
 from course_lib.show import KVLedgerExplorer
 from course_lib.show.memory_picture import memory_curves
-from course_lib.show.text import fmt, percent, size_text
+from course_lib.show.text import percent, size_text
 
 print(backend.info())
 
@@ -79,7 +79,7 @@ r"""
 The same text for an eighth of the work, and with every further token the gap grows. This is the one optimization
 that no engine does without. Its price is what today is about: **bytes**.
 
-## 8-1 字节账 The byte ledger
+## 8-1 每 token 字节 Bytes per token
 
 Count with pencil and paper first. The shipped model has 3 layers, 2 KV heads a layer, 64 values a head; a value in
 float32 takes 4 bytes. *How many bytes does one token leave?* Do not forget that there are K **and** V.
@@ -96,7 +96,7 @@ print("all its weights, 2 bytes each:",
 
 # %% [markdown]
 r"""
-At 2,061 tokens the conversation weighs more than the model. In general, with $L$ layers, $G$ KV heads, $d$ values
+At 2,061 tokens the conversation weighs more than the model (in 2 bytes a value, too: 3.2 MB). In general, with $L$ layers, $G$ KV heads, $d$ values
 a head and $b$ bytes a value:
 
 $$ \text{bytes per token} = 2 \cdot L \cdot G \cdot d \cdot b \qquad (+ \text{ scales}) $$
@@ -136,7 +136,8 @@ They are equal, unless something is kept that a step does not read. By default t
 float32 rows beside the q8 rows, as a **mirror**.
 
 *Predict before you move anything:* with the mirror, does a q8 cache take more or less memory than f16? By what
-factor? Then set `float32 mirror` to kept, and try the shipped model's shape: why is its q8 × 0.531, not × 0.516?
+factor? Then switch `float32 mirror`, and try the shipped model's shape: why is its q8 × 0.531, not × 0.516? (The stored
+picture has 36 layers, as the public configuration of Qwen3-8B.)
 """
 
 # %%
@@ -261,7 +262,7 @@ check("d08.b1", d08_b1)
 
 # %% [markdown]
 r"""
-## 8-2 块寻址 Where is a row?
+## 8-2 块寻址 Block addressing
 
 Every layer keeps K as one array, `[kv_heads, capacity, d]`, and V likewise. Memory has no rows and columns, only
 addresses, so somebody multiplies. Six numbers by hand: 2 KV heads, capacity 3 tokens, rows of 2 values, 4 bytes
@@ -474,7 +475,7 @@ check("d08.b2", d08_b2)
 
 # %% [markdown]
 r"""
-## 8-3 惰性分配 Memory that arrives with the tokens
+## 8-3 惰性分配与金丝雀 Lazy allocation and its canaries
 
 How much memory should a cache take when a conversation begins? Nobody knows how long it will be. Three answers:
 
@@ -502,7 +503,7 @@ del growing
 most = int(np.argmax(moving))
 print(f"grow: to hold {size_text(held[most])} it once needs {size_text(moving[most])}, and copies all "
       f"rows so far; it moved {len(set(held)) - 1} times")
-curves = {"reserve": [paged.reserved_bytes] * longest, "grow": held, "grow, while moving": moving,
+curves = {"reserve": [paged.reserved_bytes] * longest, "grow, while moving": moving, "grow": held,
           "blocks": blocks}
 memory_curves(curves, label="derived from what was allocated; one layer, 8 KV heads × 128, float32",
               at=(1, 100, 1000, 4000, 4096))
@@ -580,9 +581,8 @@ for tokens in (1, 6, 1, 1, 23):
 r"""
 A page for each of 8 heads in K and in V: 16, and one more at the end, which holds a *guard* (see below). Eight rows
 of 512 bytes are a page; because of the 64 bytes of guard in front, the eighth row already reaches into the next one.
-A layout with all heads of a token side
-by side would take 2 pages for the first token. It would also make every head's keys lie 4 kB apart, and attention
-reads head by head. Layouts are chosen for the reader, not for the writer.
+A layout with all heads of a token side by side would take 2 or 3 pages for the first token. But every head's keys would
+lie 4 kB apart, and attention reads head by head. Layouts are chosen for the reader, not for the writer.
 
 ### What an unwritten row reads as
 
@@ -608,7 +608,7 @@ for layer in range(layers):
 
 # %% [markdown]
 r"""
-From nothing to a twentieth. A sharp head does not notice; a head that looks around gives part of its weight to tokens
+From nothing to 6 %. A sharp head does not notice; a head that looks around gives part of its weight to tokens
 that never were, and its output shrinks towards zero. Again no error. (With memory that was used before, the rows would
 not even be zeros, but somebody else's old keys.)
 
@@ -647,7 +647,14 @@ r"""
 The row that left the block was caught, and it had damaged no token yet. The row that ran from K into V of the **same**
 block was not: there is no guard between them, and one token now has a wrong value. A canary sees what crosses it, and
 nothing else. Where to put canaries is a choice of what to be able to notice.
+
+And the cache whose memory we watched arrive? 4,096 tokens were written into it in eight calls, and one block evicted.
 """
+
+# %%
+print("blocks with memory:", sum(slot is not None for slot in lazy.table), "of", len(lazy.table),
+      "· guards looked at:", 2 * sum(slot is not None for slot in lazy.table),
+      "· broken:", len(lazy.damaged()))
 
 # %% [markdown] course={"id": "d08.a3", "kind": "A", "role": "card"}
 r"""
@@ -707,8 +714,8 @@ check("d08.a3", audit_cache)
 
 # %% [markdown]
 r"""
-Your audit (or ours) over a cache in which four things were broken on purpose. *Before* you look at the output: which
-of the four can an audit of the table and the canaries find?
+Your audit (or ours) over caches that were broken on purpose, as the comments say. *Before* you look at the output: which
+of these can an audit of the table and the canaries find?
 """
 
 # %%
@@ -722,16 +729,17 @@ slots_memory[:, :8] = slots_memory[:, -8:] = CANARY
 slots_memory[3, -8] = 0  # a write ran over the end of slot 3
 slots_memory[1, 500:516] = 9  # a row in the middle of slot 1 was overwritten
 slots_memory[5, 0] = 0  # slot 5 is in use by nobody
-print(audit(slots_memory, [0, 3, None, 1], 120))
+print(audit(slots_memory, [0, 3, None, 1], 120))  # and block 2 was lost
 try:
-    audit(slots_memory, [0, 3, 3, 1], 120)
+    audit(slots_memory, [0, 3, 3, 1], 120)  # or was given block 1's slot
 except ValueError as error:
     print("two blocks in one slot: ValueError")
 
 # %% [markdown]
 r"""
-The run-over, the lost block and the shared slot are found. The row in the middle is not: it was a legal place. (For that
-one needs a checksum of every block, or the bit gates of day 23.)
+The run-over, the lost block and the shared slot are found; the guard of a slot that nobody uses is nobody's business. The
+row in the middle is **not** found: it was a legal place. (For that one needs a checksum of every block, or the bit gates
+of day 23.)
 """
 
 # %% [markdown] course={"id": "d08.b3", "kind": "B", "role": "card"}
