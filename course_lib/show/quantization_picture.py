@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from course_lib.show.artists import Bars, Segments, caption
 from course_lib.show.style import GRID, INK, MUTED, SIDE, new_figure
@@ -50,6 +51,7 @@ class QuantizationPicture:
         ax.tick_params(axis="y", length=0)
         caption(ax, "close to zero: grey lines are the steps")
         ax.set_xlabel("value")
+        ax.xaxis.set_major_locator(MaxNLocator(6))  # labels such as -0.015 side by side
 
     def _make_error(self, ax: Any) -> None:
         self._error_ax = ax
