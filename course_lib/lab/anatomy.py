@@ -17,6 +17,7 @@ from course_lib.engine.sampling import greedy
 from course_lib.engine.session import log_softmax
 from course_lib.lab.intervals import wilson
 from course_lib.lab.needle import MAX_NEW_TOKENS, NeedleOptions, prompt_of, recalls
+from course_lib.lab.probe_only import ProbeOnlyModel
 from course_lib.lab.prompts import NeedlePrompt
 from course_lib.selection import ranks
 from course_lib.sparse import importance_sums
@@ -50,6 +51,13 @@ class Variant:
         """For Engine.prefill."""
         return {"prefill_k": self.prefill_k, "prefill_group": self.group,
                 "importance": self.importance, "window": self.window}
+
+
+@dataclass(frozen=True)
+class ProbeOnly(Variant):
+    """Its decode_k blocks are those of best probe score: no importance, no recency."""
+
+    n_probe: int = 8
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,10 @@ def answer_of(
     then the nats are those of a text that somebody else wrote.
     """
     session = session.fork()
+    n_probe = 8
+    if isinstance(variant, ProbeOnly):
+        session.model = ProbeOnlyModel(session.model, variant.decode_k or 1)
+        n_probe = variant.n_probe
     said: list[int] = []
     nats = 0.0
     steps = MAX_NEW_TOKENS if ids is None else len(ids)
@@ -99,7 +111,7 @@ def answer_of(
         nats -= float(log_softmax(session.logits)[token])
         said.append(token)
         if place + 1 < steps:
-            session.step(token, decode_k=variant.decode_k,
+            session.step(token, decode_k=variant.decode_k, n_probe=n_probe,
                          force_blocks=_forced(session, prompt, variant))
     return said, nats / len(said) if said else 0.0
 
@@ -179,6 +191,13 @@ PHASES = (
     Variant("both 1 + needle + last block", prefill_k=1, decode_k=1, force=("needle", "last")),
     Variant("both 32", prefill_k=32, decode_k=32),
     Variant("both 32 + needle", prefill_k=32, decode_k=32, force=("needle",)),
+)
+
+PROBE_ONLY = (
+    Variant("exact"),
+    *(ProbeOnly(f"probe only, k {k}", decode_k=k) for k in (4, 2, 1)),
+    ProbeOnly("probe only, k 1, 32 probes", decode_k=1, n_probe=32),
+    ProbeOnly("prefill 1, probe only, k 1", prefill_k=1, decode_k=1),
 )
 
 GROUPS = (

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from course_lib.engine import Engine, generate_from
-from course_lib.lab import anatomy, importance_ranks, needle_place
+from course_lib.gather import gather_rows
+from course_lib.lab import anatomy, importance_ranks, needle_place, probe_only
 from course_lib.lab.anatomy import AnatomyOptions, Variant, answer_of, blocks_of_needle
+from course_lib.lab.decode_record import record_decode
 from course_lib.lab.needle import MAX_NEW_TOKENS, NeedleOptions, prompt_of
 from course_lib.selection import ranks
-from course_lib.sparse import importance_sums
+from course_lib.sparse import importance_sums, probe_scores
 from tests.tiny_checkpoint import write_checkpoint
 
 TOKENS = 330
@@ -42,6 +44,27 @@ def test_an_unforced_answer_is_that_of_generation(engine, prompt, session, k):
     assert again == said and same == nats
     assert nats == pytest.approx(-session.score(said, decode_k=k).mean(), rel=1e-5)
     assert len(session) == TOKENS
+
+
+def test_probe_only_reads_the_best_probe_scores(engine, prompt, session, monkeypatch):
+    exact, _ = answer_of(session, prompt, Variant("x"))
+    assert answer_of(session, prompt, anatomy.ProbeOnly("x", decode_k=99))[0] == exact
+    chosen: list[list[int]] = []
+
+    def watched(rows, ids, block_size):
+        chosen.append(ids.tolist())
+        return gather_rows(rows, ids, block_size)
+
+    monkeypatch.setattr(probe_only, "gather_rows", watched)
+    fed = session.fork()
+    fed.model = probe_only.ProbeOnlyModel(engine.model, 2)
+    fed.step(exact[0], n_probe=4)
+    assert fed.last_step.blocks_read == 2 and len(chosen) == 2 * 4
+    # Layer 0 asks the same query, whatever is read.
+    asked, keys = record_decode(session, 2).queries[0, 0], fed.cache.rows(0).k
+    for head, query in enumerate(asked):
+        scores = probe_scores(query, keys[head // 2], n_probe=4)
+        assert chosen[head] == sorted(np.argsort(-scores, kind="stable")[:2].tolist())
 
 
 def test_forced_blocks_are_read_the_last_one_as_it_moves(prompt, session, monkeypatch):
