@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from course_lib.half_floats import half_to_f32
 from course_lib.weight_blocks import dequantize_q4_0, dequantize_q8_0
 
 
@@ -36,12 +37,6 @@ OTHER_KINDS = {
 """The same for types that are not read, to name them."""
 
 
-def bf16_values(bits: np.ndarray) -> np.ndarray:
-    """bfloat16, as uint16 of any shape, in float32: its 16 bits are the high half."""
-    wide: np.ndarray = bits.astype(np.uint32) << np.uint32(16)
-    return wide.view(np.float32)
-
-
 def values(raw: np.ndarray, kind: str) -> np.ndarray:
     """Stored bytes uint8 `[rows, bytes]` of a kind as float32 `[rows, columns]`.
 
@@ -53,7 +48,7 @@ def values(raw: np.ndarray, kind: str) -> np.ndarray:
     if kind == "F16":
         return raw.view("<f2").astype(np.float32)
     if kind == "BF16":
-        return bf16_values(raw.view("<u2"))
+        return half_to_f32(raw.view("<u2"), "bf16")
     return {"Q8_0": dequantize_q8_0, "Q4_0": dequantize_q4_0, "Q4_1": dequantize_q4_1}[kind](raw)
 
 

@@ -492,7 +492,7 @@ r"""
 
 Somebody dropped the list of stages. You get some of them, shuffled, as pairs `(name, layer)`; `layer` is None for
 `"embed"`, `"final_norm"` and `"logits"`. Return them in the order in which a token meets them, each with the shape of its
-array: `[(name, layer, shape), ...]`. For `"cache"` give the shape of the keys. A name that is no stage is a
+array: `[(name, layer, shape), ...]`. For `"cache"` give the shape of the keys, for `"rotate"` that of the queries. A name that is no stage is a
 `ValueError`.
 
 The model may be another one: `sizes` holds `"hidden"` (the width of x), `"heads"`, `"kv_heads"`, `"head_dim"`,
@@ -781,7 +781,8 @@ from scores, a float32 array `[n]`, to weights `[n]`, and raises `AssertionError
 
 Whoever wrote a right softmax may have computed in float32 or in float64 and may round in other places: accept what is within
 $10^{-5}$ of the true weights. Your test is also tried on right and wrong functions that you have not seen. Think of what can go wrong:
-large scores (up to 10,000 in size, of either sign), the order of the weights, one score only, equal scores, NaN.
+large scores (up to 10,000 in size, of either sign), the order of the weights, one score only, equal scores, NaN,
+a result of another length.
 
 <details><summary>Hint 1: where do true weights come from?</summary>
 

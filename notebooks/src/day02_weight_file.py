@@ -178,7 +178,8 @@ Read one tensor from a `.safetensors` file, with `open`, `struct` (or `int.from_
 float32 of the tensor's shape. `dtype` may be `"F32"`, `"F16"` or `"BF16"`, all little-endian.
 
 A name that is not there is a `KeyError`. A `ValueError` is everything that cannot be true: another dtype; a header longer than the
-file; offsets that do not lie in order inside the data; a shape that needs another number of bytes than the offsets give. The header may have an entry
+file; offsets that do not lie in order inside the data; a negative size, or a shape that needs
+another number of bytes than the offsets give. The header may have an entry
 `"__metadata__"`, which is no tensor, and tensors may stand in any order.
 
 <details><summary>Hint 1: the two places where people slip</summary>
