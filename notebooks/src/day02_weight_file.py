@@ -450,7 +450,8 @@ print("never more than the file and one large page:",
 
 # %% [markdown]
 r"""
-An estimate that the system may exceed, but only in one direction. Treat it as you treat any model of a machine: know which way it errs.
+Where the file comes fresh from the disk in single pages, the estimate can be right to the byte. Where larger pieces of it lie in the page cache, the system maps
+those, and more is resident; never less than what was touched. So treat it as any model of a machine: know what it leaves out, and in which direction it errs.
 
 ### The other half: the copy that you make
 
@@ -502,8 +503,8 @@ print("the program printed:", repr(done.stdout), "· ended by SIGBUS:", done.ret
 # %% [markdown]
 r"""
 No exception, no message, no `except` that could catch it: the address is there, the page is not, and the system ends the process. A plain `read` would simply have come
-back with fewer bytes. So the engine *reads* files that come from elsewhere, and *maps* only the files that it has written itself (its packed weights, day 4): {see
-course_lib/engine/cache_file.py map_all}.
+back with fewer bytes. So the engine *reads* files that come from elsewhere, and *maps* only the files that it has written itself (its packed weights, day 4), in
+{see course_lib/engine/cache_file.py map_all}.
 """
 
 # %% [markdown] course={"id": "d02.b2", "kind": "B", "role": "card"}
