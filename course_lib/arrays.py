@@ -1,5 +1,6 @@
 """What the subject modules share at their border: array checks and the rows of a layer."""
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -96,3 +97,18 @@ def require_finite(x: np.ndarray, name: str, first_token: int = 0) -> None:
     raise NotFiniteError(
         f"{name} holds NaN or infinity{where.format(*index)}; check the step that produced it."
     )
+
+
+def real_number(value: Any, name: str) -> float:
+    """Return ``value`` as a float; TypeError if it is no number, ValueError if it is not finite."""
+    try:
+        if np.asarray(value).dtype.kind not in "iufO":  # O: a large int
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}.") from None
+    except OverflowError:  # an int without end
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, not {value}.")
+    return number

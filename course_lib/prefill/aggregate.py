@@ -88,7 +88,7 @@ def aggregate(
     which is its reason then. The first and the last block are always in each list. Raises
     ValueError for an unknown rule and what does not fit.
     """
-    if rule not in AGGREGATORS:
+    if not isinstance(rule, str) or rule not in AGGREGATORS:
         raise ValueError(f"aggregate must be one of {', '.join(AGGREGATORS)}, not {rule!r}.")
     masks, num_kv_heads = np.asarray(masks), positive_int(num_kv_heads, "num_kv_heads")
     if masks.dtype != bool or masks.ndim != 3 or masks.size == 0:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from course_lib.arrays import F32, LayerRows, positive_int
+from course_lib.arrays import F32, LayerRows, positive_int, real_number
 from course_lib.errors import CourseError
 from course_lib.prefill.offload_file import HEADER, PAGE, OffloadFile
 from course_lib.prefill.store import BlockStore, Slot
@@ -37,7 +37,7 @@ class BlockFile(BlockStore):
         super().__init__(num_layers, num_kv_heads, head_dim, block_size=block_size)
         self.capacity = positive_int(capacity, "capacity")
         self.ram_budget = None if ram_budget is None else positive_int(ram_budget, "ram_budget")
-        if throttle is not None and not throttle > 0:
+        if throttle is not None and not real_number(throttle, "throttle") > 0:
             raise ValueError(f"throttle must be above 0 bytes per second, not {throttle}.")
         if ram_budget is not None and ram_budget < self.block_bytes:
             raise CourseError(

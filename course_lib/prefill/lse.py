@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from course_lib import backend
-from course_lib.arrays import F32, LayerRows, NotFiniteError, positive_int
+from course_lib.arrays import F32, LayerRows, NotFiniteError, as_float32, positive_int
 from course_lib.attention_common import (
     check_query,
     check_rows,
@@ -72,7 +72,7 @@ def merge_attention_outputs(o1: Any, lse1: Any, o2: Any,
     lse = M + ln(w1 + w2); of two empty parts zeros and -inf. Returns (o float32, lse, float32 if
     both were, else float64). Raises ValueError for shapes that do not fit, NaN or +inf.
     """
-    o1, o2 = np.asarray(o1, F32), np.asarray(o2, F32)
+    o1, o2 = as_float32(o1, "o1"), as_float32(o2, "o2")
     lse1, lse2 = np.asarray(lse1), np.asarray(lse2)
     if o1.ndim < 1 or o1.shape != o2.shape:
         raise ValueError(f"o1 and o2 must have one shape [..., d], not {o1.shape} and {o2.shape}.")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from course_lib.arrays import positive_int
+from course_lib.arrays import positive_int, real_number
 from course_lib.attention_common import quiet
-from course_lib.prefill.policy import BlockChoice, PrefillPolicy, everything, register
+from course_lib.prefill.policy import BlockChoice, PrefillPolicy, check_chunk, everything, register
 from course_lib.prefill.quest import PageBounds, page_bounds, top_pages
 from course_lib.prefill.trace import REASONS, Trace, reason_codes
 
@@ -47,9 +47,9 @@ class QuestPolicy(PrefillPolicy):
                  block_size: int = 128):
         super().__init__(block_size)
         self.page_size = positive_int(page_size, "page_size")
-        if not 0 < share <= 1:
+        self.share = real_number(share, "share")
+        if not 0 < self.share <= 1:
             raise ValueError(f"share must be above 0 and at most 1, not {share!r}")
-        self.share = share
         self.budget = None if budget is None else positive_int(budget, "budget")
         self._bounds: dict[int, list[PageBounds]] = {}
 
@@ -64,7 +64,7 @@ class QuestPolicy(PrefillPolicy):
         self._bounds.clear()
 
     def select_blocks(self, q_chunk: np.ndarray, store: BlockStore, layer: int) -> BlockChoice:
-        blocks = store.n_blocks(layer)
+        blocks, q_chunk = store.n_blocks(layer), check_chunk(q_chunk, store)
         if not blocks:
             return everything(0, "all")
         for block in range(len(self._bounds.get(layer, ())), blocks):  # written before we came

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from course_lib.arrays import positive_int
+from course_lib.attention_common import check_query
 from course_lib.prefill.density import DensityStats
 from course_lib.prefill.trace import BlockTrace, Trace, reason_codes
 
@@ -101,9 +102,19 @@ def register(policy: type[PrefillPolicy]) -> type[PrefillPolicy]:
 
 def make_policy(name: str, **options) -> PrefillPolicy:
     """A new policy of that name; ValueError, listing the names, if there is none."""
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise ValueError(f"unknown prefill policy {name!r}; there are {', '.join(POLICIES)}")
     return POLICIES[name](**options)
+
+
+def check_chunk(q_chunk: Any, store: BlockStore) -> np.ndarray:
+    """Return the queries of a chunk, finite float32 [num_heads, tokens, d]; ValueError unless they
+    fit the store's keys."""
+    q = check_query(q_chunk, ndim=3)
+    if len(q) % store.num_kv_heads or q.shape[2] != store.head_dim:
+        raise ValueError(f"q {q.shape} does not fit a store of {store.num_kv_heads} KV heads with "
+                         f"{store.head_dim} numbers a row.")
+    return q
 
 
 def everything(blocks: int, reason: str) -> BlockChoice:

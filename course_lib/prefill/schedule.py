@@ -7,11 +7,10 @@ i - slots has been computed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from course_lib.arrays import positive_int
+from course_lib.arrays import positive_int, real_number
 
 
 class Turn(NamedTuple):
@@ -35,8 +34,8 @@ def ring_schedule(loads: Sequence[float], computes: Sequence[float], slots: int,
     if len(loads) != len(computes):
         raise ValueError(f"loads and computes must have one time for each block, not "
                          f"{len(loads)} and {len(computes)}.")
-    if not all(math.isfinite(t) and t >= 0 for t in (*loads, *computes, handoff)):
-        raise ValueError("a time must be a number of at least 0.")
+    if any(real_number(t, "a time") < 0 for t in (*loads, *computes, handoff)):
+        raise ValueError("a time must be at least 0.")
     turns: list[Turn] = []
     for block, (load, compute) in enumerate(zip(loads, computes, strict=True)):
         reader = turns[-1].load_end if turns else 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from course_lib import backend
+from course_lib import arrays, backend
 from course_lib.arrays import F32, NotFiniteError, as_float32, positive_int, whole_number
 from course_lib.attention_common import check_query, quiet, whole_heads
 
@@ -92,7 +92,7 @@ def softmax_fuse_block_sum(
     columns that it does not see. Raises ValueError for sizes that do not fit, NaN or infinity.
     """
     scores = as_float32(scores, "scores", 3)
-    size = positive_int(reshaped_block_size, "reshaped_block_size")
+    size, scale = positive_int(reshaped_block_size, "reshaped_block_size"), _positive(scale)
     chunk_start = whole_number(chunk_start, "chunk_start")
     first_q = whole_number(first_q, "first_q")
     heads, rows, columns = scores.shape
@@ -128,3 +128,9 @@ def _tile_weights(scores: np.ndarray, size: int, rate: np.float32, seen: int,
     weights *= rate
     np.exp(weights, out=weights)
     return weights.reshape(heads, rows, -1, size).sum(axis=3)
+
+
+def _positive(scale: Any) -> float:
+    if not arrays.real_number(scale, "scale") > 0:
+        raise ValueError(f"scale must be above 0, not {scale}.")
+    return float(scale)

@@ -139,6 +139,12 @@ class BlockStore:
         """Read a block into ``slot`` and return its tokens; the slot's rows behind them are
         anything. With ``heads``, bool [num_kv_heads], only those KV heads are read."""
         tokens = self.tokens(layer, block)
+        if slot.k.shape != self.block_shape:
+            raise ValueError(f"a slot of this store must have shape {self.block_shape}, not "
+                             f"{slot.k.shape}.")
+        if heads is not None and (heads.dtype != bool or heads.shape != (self.num_kv_heads,)):
+            raise ValueError(f"heads must be bool [{self.num_kv_heads}], not {heads.dtype} "
+                             f"{heads.shape}.")
         self._require_open()
         self._load(layer, block, slot, heads)
         self.count_read(tokens, heads)
@@ -169,7 +175,7 @@ class BlockStore:
         self.close()
 
     def _layer(self, layer: int) -> int:
-        if not 0 <= layer < self.num_layers:
+        if not 0 <= whole_number(layer, "layer") < self.num_layers:
             raise ValueError(f"layer {layer} does not exist; the store has {self.num_layers}.")
         return layer
 

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from course_lib.arrays import positive_int
+from course_lib.arrays import positive_int, real_number
 from course_lib.prefill.aggregate import AGGREGATORS, aggregate
 from course_lib.prefill.find_blocks import COMPATS, check_threshold, find_blocks_chunked
-from course_lib.prefill.policy import BlockChoice, PrefillPolicy, everything, register
+from course_lib.prefill.policy import BlockChoice, PrefillPolicy, check_chunk, everything, register
 from course_lib.prefill.scores import (
     flat_group_gemm_fuse_reshape,
     padded,
@@ -69,7 +69,7 @@ class XAttentionBSAPolicy(PrefillPolicy):
         check_blocks(stride, block_size)
         if self.chunk_size % self.block_size:
             raise ValueError(f"chunk_size {chunk_size} is no multiple of block_size {block_size}")
-        if not 0 < estimate_sample <= 1:
+        if not 0 < real_number(estimate_sample, "estimate_sample") <= 1:
             raise ValueError(f"estimate_sample must be above 0 and at most 1, "
                              f"not {estimate_sample!r}")
         self.aggregate, self.compat, self.estimate_sample = aggregate, compat, estimate_sample
@@ -99,7 +99,7 @@ class XAttentionBSAPolicy(PrefillPolicy):
         if store.block_size != self.block_size:
             raise ValueError(f"the policy chooses blocks of {self.block_size} tokens and the store "
                              f"keeps blocks of {store.block_size}: give both the same block_size")
-        blocks = store.n_blocks(layer)
+        blocks, q_chunk = store.n_blocks(layer), check_chunk(q_chunk, store)
         if self.threshold.ndim and len(self.threshold) != len(q_chunk):
             raise ValueError(f"{len(self.threshold)} thresholds do not fit {len(q_chunk)} heads")
         if q_chunk.shape[1] < max(self.short_query, self.stride):
