@@ -19,8 +19,8 @@ from course_lib.show.picture import base64_text, bundle, png_bytes
 from course_lib.show.style import course_style
 
 # In a narrow cell (a zoomed page) the picture is scrolled rather than shrunk beyond reading.
-_IMG = ('<div style="overflow-x:auto" tabindex="0"><img alt="{}" src="data:image/png;base64,{}" '
-        'style="max-width:100%; min-width:640px"></div>')
+_IMG = ('<img alt="{}" src="data:image/png;base64,{}" '
+        'style="max-width:100%; min-width:640px; height:auto">')
 _PRE = ('<pre style="font-size:13px; line-height:1.35; white-space:pre-wrap; '
         'word-break:normal; overflow-wrap:anywhere; margin:0">{}</pre>')
 _ERROR = ('<div role="alert" style="border:2px solid #b3261e; padding:4px 8px">'
@@ -61,7 +61,7 @@ class Explorer(VBox):
         self._figure: Figure | None = None
         self._png = b""
         self._listening = True
-        self._status, self._image, self._text = HTML(), HTML(), HTML()
+        self._status, self._image, self._text = HTML(), HTML(layout={"overflow": "auto"}), HTML()
         for name, control in self.controls.items():
             control.observe(partial(self._on_change, name), names="value")
         rows = [HBox(list(row), layout=Layout(flex_flow="row wrap"))

@@ -33,12 +33,17 @@ class Moves(NamedTuple):
 
 MOVES = {
     "BlockSelectionExplorer": Moves("tokens=700, k=4", "k", "block", 3),
+    "ImportanceMapExplorer": Moves("", "queries", "k", 32),
+    "KSweepExplorer": Moves("", "k", "prompt", 1),
     "KVLedgerExplorer": Moves("", "layers", "tokens", None),
     "LseMergeExplorer": Moves("source='model', parts=6, merged=3", "order", "merged", 1),
     "OnlineSoftmaxExplorer": Moves("source='model'", "read", "read", 40),
+    "PrefillMaskExplorer": Moves("", "threshold", "head", 1),
     "QuantizationErrorExplorer": Moves("source='k', layer=1", "rule", "outlier", 8),
     "RingTimelineExplorer": Moves("", "load", "slots", None),
-    "RoundingBiasExplorer": Moves("", "values", "seed", 4),
+    "RooflineExplorer": Moves("", "kernel", "batch", 64),
+    "RoundingBiasExplorer": Moves("source='model'", "values", "head", 1),
+    "VoteExplorer": Moves("", "rule", "threshold", None),
 }
 DAY_10 = Moves("k=1", "k", "n_probe", 1)
 FIRST = """from course_lib.show import *

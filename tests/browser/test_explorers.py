@@ -24,7 +24,7 @@ BOOK = Path(__file__).with_name("explorer_book.py")
 NAMES = re.findall(r'^    "(\w+Explorer)": Moves', BOOK.read_text(), re.M)
 DAY_10 = "day10_sparse_attention.ipynb"
 PYTHON = os.environ.get("COURSE_PYTHON", sys.executable)
-LIMIT = 240  # seconds after which a server ends by itself, whatever became of the tests
+LIMIT = 400  # seconds after which a server ends by itself, whatever became of the tests
 SERVE = """
 import os, signal, sys
 from pathlib import Path
@@ -57,7 +57,7 @@ def folder(tmp_path_factory):
     book = folder / "book"
     book.mkdir()
     subprocess.run([PYTHON, str(BOOK), str(book)], cwd=ROOT, env=environ(folder), check=True,
-                   timeout=90)
+                   timeout=150)
     shutil.copy(ROOT / "notebooks" / DAY_10, book)
     for name, values in SETTINGS.items():
         path = folder / "settings" / name
