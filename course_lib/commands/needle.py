@@ -126,6 +126,9 @@ def check_together(args: argparse.Namespace) -> None:
             raise CourseError(f"needle: {name} is about --policy xattn: leave it out")
     if args.ram_budget is not None and not args.offload:
         raise CourseError("needle: --ram-budget needs --offload")
+    if args.policy is not None and args.importance not in (None, "none"):
+        raise CourseError(f"needle: --importance {args.importance} needs the softmax over the "
+                          "whole prompt, and --policy has only parts of it: leave one of them out")
     if args.window is not None and args.importance != "last_window":
         raise CourseError("needle: --window needs --importance last_window")
     if args.prefill_group is not None and not (args.prefill_k or args.one_flag):

@@ -113,13 +113,18 @@ def run_ruler(
     """Run task by task and length by length; each item is a finished cell.
 
     All policies meet the same prompts. `on_sample(cell)` is called after every sample. Errors as
-    `build_ruler_prompt` and `Engine.prefill`.
+    `build_ruler_prompt`, of every task and length before the first run, and `Engine.prefill`.
     """
+    def prompt_of(task: str, length: int, index: int) -> RulerPrompt:
+        return build_ruler_prompt(engine, task, length, f"{options.seed}-{index}",
+                                  options.template)
+
+    for task in options.tasks:  # a length that is too short shows now, not after hours
+        for length in options.lengths:
+            prompt_of(task, length, 0)
     for task in options.tasks:
         for length in options.lengths:
-            prompts = [build_ruler_prompt(engine, task, length, f"{options.seed}-{index}",
-                                          options.template)
-                       for index in range(options.samples)]
+            prompts = [prompt_of(task, length, index) for index in range(options.samples)]
             for name in options.policies:
                 cell = Cell(task, length, name)
                 for prompt in prompts:

@@ -249,6 +249,8 @@ def test_json_is_the_only_thing_on_stdout(capsys):
     (["--sparse-threshold", "0.5"], "--sparse-threshold is about --policy: give one"),
     (["--offload"], "--offload is about --policy"),
     (["--policy", "full", "--ram-budget", "4"], "--ram-budget needs --offload"),
+    (["--policy", "full", "--importance", "last_window"], "--importance last_window needs the"),
+    (["--policy", "xattn", "--importance", "all_queries"], "leave one of them out"),
     (["--policy", "full", "--offload", "--ram-budget", "0"], "a number of megabytes above 0"),
     (["--policy", "full", "--offload", "--ram-budget", "0.001"], "smaller than one block"),
     (["--policy", "full", "--url", "http://127.0.0.1:9"], "--policy is for an engine here"),

@@ -130,6 +130,13 @@ def test_the_table_has_a_line_for_each_cell_and_states_the_rule(capsys):
     assert ruler.RULE in out and err == ""
 
 
+def test_a_length_that_is_too_short_is_said_before_any_run(shipped_engine, monkeypatch):
+    monkeypatch.setattr(ruler, "run_sample", lambda *_: pytest.fail("a run was made"))
+    with pytest.raises(CourseError, match="niah_single needs at least"):
+        next(run_ruler(shipped_engine, replace(SMALL, tasks=("niah_single", "niah_multikey"),
+                                               lengths=(200, 20))))
+
+
 def test_ctrl_c_keeps_what_is_finished(capsys, monkeypatch):
     run = ruler.run_sample
 
@@ -156,7 +163,7 @@ def test_ctrl_c_keeps_what_is_finished(capsys, monkeypatch):
     (["--chunk", "100", "--block-size", "64"], "--chunk 100 is no multiple of the block size 64"),
     (["--block-size", "60", "--chunk", "60"], "stride 8 must divide block_size 60"),
     (["--lengths", "4096"], "do not fit the model's context of 4096"),
-    (["--lengths", "10"], "needs at least"),
+    (["--lengths", "10"], "needs at least"), (["--lengths", "200,10"], "needs at least 26 tokens"),
 ])
 def test_wrong_options_are_one_sentence(capsys, wrong, message):
     assert main(["ruler", *wrong]) == 2
