@@ -403,7 +403,7 @@ Follow the thick line: **x is never replaced, only added to.** Attention and MLP
 side, and add it. Only `cache`, `scores` and `weights` know how long the text is; everything else has the same shape for
 a text of ten tokens and of ten thousand.
 
-Is this really what the engine does? `token_path` is written for reading; the engine has compiled code that does several
+Is this really what the engine does? {see course_lib/lab/token_path.py token_path} is written for reading; the engine has compiled code that does several
 stages in one call. The same token through both:
 """
 
@@ -817,7 +817,7 @@ check("d01.a3", softmax_test)
 # %% [markdown]
 r"""
 Now use it as one would on a new board: on the two softmaxes that this engine really has (NumPy's, which is the definition, and the
-compiled one, if there is a compiler), and on all four mutants.
+compiled one, if there is a compiler), and on all four mutants. (Ours, until yours passes: {see course_lib/lab/softmax_check.py softmax_test}.)
 """
 
 # %%

@@ -132,6 +132,8 @@ $$ x = \pm\, 2^{\,e - \text{bias}} \cdot \Big( 1 + \frac{f}{2^{m}} \Big), \qquad
 with two exceptions: $e = 0$ has no leading 1 (zero, and the very small **subnormal** numbers, 次正规数: $\pm 2^{1 - \text{bias}} \cdot f / 2^m$),
 and the largest $e$ means infinity ($f = 0$) or **NaN**, not a number ($f \ne 0$).
 
+Try it on the two bytes above, as f16: `0 01100 1100001000` has $e = 12$ and $f = 776$, so it is $2^{12 - 15} \cdot (1 + 776/1024) = 0.2197$.
+
 The same number in the three formats. **Predict from the formula:** in which 16-bit format is it nearer to −0.1? And for which of them is there
 a one-line conversion to f32?
 """
@@ -381,6 +383,9 @@ What to see in the table (your numbers, on your machine):
 * **Cold is another world.** A part of a cold file waits for the disk. Look also at the last column after a cold touch: the system read far more than
   was asked for. It guesses that you will go on (**readahead**, 预读).
 * **Own or mapped, the RSS is the same sum**, but mapped pages can be taken back when memory is short, without a write. Own pages must first be written to disk (swap), if there is room for that.
+
+How the books are read, in a few lines each: {see course_lib/lab/page_cache.py memory_now}, {see course_lib/lab/page_cache.py in_page_cache}, and what each
+fresh process does: {see course_lib/lab/page_cache.py touch}.
 
 If the line says that the file could not be forgotten, your folder for temporary files lies in memory itself (tmpfs), and "cold" is as hot as "hot". No table
 of load times is worth reading without that line.
@@ -748,7 +753,7 @@ print("the shipped file, f16 → f32 → f16, equal:",
 r"""
 ### Read together: the same rounding in C
 
-When the engine packs weights into blocks (day 4), each block gets a scale in f16. Many small processors have no instruction for that, so the kernels do it by hand. It is the shortest complete f32-to-f16 conversion that you will meet:
+When the engine packs weights into blocks (day 4), each block gets a scale in f16. Many small processors have no instruction for that, so the kernels do it by hand, in {see kernels_pyx/c/pack.c "float16 of |f| < 65520" "(bits - 0x38000000) >> 13"}:
 """
 
 # %%
