@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ class OnlineSoftmaxExplorer(Explorer):
     def _model(self) -> Engine:
         return self._engine or shipped_engine()
 
-    @property
+    @cached_property
     def _study(self) -> PromptStudy:
         return prompt_study(self._model, prompt_of(self._model, NeedleOptions(tokens=self._tokens),
                                                    0))

@@ -594,8 +594,8 @@ processor, and no standard says which bits are right. Addition, multiplication a
 IEEE 754 says that each gives the float nearest to the exact result. **Build exp of those, and every machine
 agrees.**
 
-Second reason: speed. A softmax of 2,061 tokens takes 2,061 exponentials per head; a vector instruction set
-has none.
+Second reason: speed. A softmax of 2,061 tokens takes 2,061 exponentials per head, and the vector instructions of
+today's chips have no exponential.
 
 ### The school formula fails
 

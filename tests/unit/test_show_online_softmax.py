@@ -107,20 +107,19 @@ def test_the_twin_prints_what_the_picture_shows(explorer):
     assert f"read 7 of {r['n']}" in text and "random order, seed 2" in text
     assert f"rescales so far: {r['rescales_so_far']}, in the end {r['rescales']}" in text
     assert f"M = {r['trace'].max[6]:.3g}" in text and f"S = {r['trace'].total[6]:.3g}" in text
-    explorer.set(source="toy", order="as they come", read=0)
-    assert "nothing read yet" in explorer.summary() and explorer.result["rescales_so_far"] == 0
-    explorer.set(read=6)
-    assert len(re.findall(r"^ +[-\d.]+ ", explorer.summary(), re.M)) == 6
+    text = explorer.describe(explorer.compute(read=0))
+    assert "nothing read yet" in text and "rescales so far: 0," in text
+    text = explorer.describe(explorer.compute(read=6))
+    assert len(re.findall(r"^ +[-\d.]+ ", text, re.M)) == 6
 
 
-def test_the_source_brings_its_own_length(explorer):
-    explorer.set(source="toy", read=2)
+def test_the_source_brings_its_own_length(engine):
+    explorer = OnlineSoftmaxExplorer(engine)
+    assert explorer.params["read"] == 6 and explorer.controls["head"].disabled
     explorer.controls["source"].value = "model"
     n = explorer.result["n"]
     assert explorer.params["read"] == n == explorer.controls["read"].max > 6
     assert not explorer.controls["layer"].disabled and explorer.controls["seed"].disabled
-    explorer.set(source="toy")
-    assert explorer.params["read"] == 6 and explorer.controls["head"].disabled
 
 
 def test_a_masked_stream_and_wrong_arguments(engine):
@@ -135,12 +134,14 @@ def test_a_masked_stream_and_wrong_arguments(engine):
 
 
 def test_equal_settings_give_equal_bytes_and_no_new_artists(engine, explorer):
-    explorer.set(source="model", order="sorted")
     explorer.set(source="toy", order="reversed", read=4)
     again = OnlineSoftmaxExplorer(engine, order="reversed", read=4)
     assert again.png() == explorer.png()
+    results = [explorer.compute("model", "sorted", 9), explorer.compute(read=0)]
+    for result in results:  # ticks are made while drawing, and kept
+        explorer._publish(result)
     before = len(explorer.figure.findobj())
-    for read in (0, 1, 5, 6, 4):
-        explorer.set(read=read)
+    for result in results * 3:
+        explorer.draw(result)
     assert len(explorer.figure.findobj()) == before
     assert all(c.description and c.tooltip for c in explorer.controls.values())
