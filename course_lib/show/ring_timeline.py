@@ -123,7 +123,7 @@ class _Study:
     def _run(self, slots: int | None, storage: str) -> RingRun:
         if (slots, storage) not in self._runs:
             speed = None if storage == "fast" else self._ring.speed_as_computing
-            self._runs[slots, storage] = self._ring.run(slots, speed)
+            self._runs[slots, storage] = self._ring.run(slots, speed, seconds=0.05)
         return self._runs[slots, storage]
 
 

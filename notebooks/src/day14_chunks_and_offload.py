@@ -9,7 +9,7 @@ r"""
 buffers that loads the next block while the last one is computed on, and say when it gains nothing ·
 tell three "densities" of a sparse prefill apart, and say before a run whether it can win.
 
-**Time** 80 minutes, six exercises. This day is the course's own; it takes a published run apart, that
+**Time** 90 minutes, six exercises. This day is the course's own; it takes a published run apart, that
 of a sparse attention policy called XAttention BSA in its authors' design document.
 
 Numbers carry a label: **quoted** (from that document) · **this machine** (measured in the cell you
@@ -194,7 +194,7 @@ r"""
 ### Chunks
 
 A prompt is cut into **chunks** (分块), here of 256 tokens. A chunk goes through all layers before the next one
-starts, so queries and hidden states exist for one chunk only, however long the prompt. In each layer it reads
+starts, so queries, and whatever else passes between layers, exist for one chunk only, however long the prompt. In each layer it reads
 
 * its **history** (历史), whole blocks of earlier tokens, *without a mask*: they are all in the past;
 * **itself**, with the causal mask: token $i$ of the chunk sees tokens 0 to $i$ of it.
@@ -481,7 +481,7 @@ rng = np.random.default_rng(14)
 loads = [6.0 if late else 0.4 for late in rng.permutation([True] * 4 + [False] * 36)]
 print(f"in turns {sum(loads) + 40:.1f}; loads alone {sum(loads):.1f}, computing alone 40.0")
 for slots in (1, 2, 3, 4, 8, 16):
-    print(f"  {slots:2d} slots: {planned(loads, [1.0] * 40, slots)[-1][4]:.1f}")
+    print(f"  {slots:2d} slot{'s' * (slots > 1)}: {planned(loads, [1.0] * 40, slots)[-1][4]:.1f}")
 
 # %% [markdown]
 r"""
@@ -505,7 +505,7 @@ slow = study.speed_as_computing
 runs = {}
 for storage, speed in (("fast file", None), ("slow file", slow)):
     for slots in (None, 1, 2, 3, 4):
-        runs[storage, slots] = run = study.run(slots, speed, passes=3)
+        runs[storage, slots] = run = study.run(slots, speed, seconds=0.12)
         name = "no ring" if slots is None else f"{slots} slot{'s' * (slots > 1)}"
         print(f"this machine, {storage}: {name:8s} {1e3 * run.seconds:7.2f} ms = "
               f"{run.seconds / runs[storage, None].seconds:4.2f} of no ring   (a block: load "
@@ -532,7 +532,7 @@ load and to compute, and waking a thread takes as long.
 # %% tags=["nbval-ignore-output"]
 small = RingStudy(layers[1], rows=8, block_size=BLOCK)
 for slots in (None, 2):
-    run = small.run(slots, passes=9)
+    run = small.run(slots, seconds=0.1)
     print(f"this machine, 8 queries: {'no ring' if slots is None else '2 slots'}  {1e3 * run.seconds:.2f} ms, "
           f"of which loading {1e3 * run.load_seconds:.2f}, computing {1e3 * run.compute_seconds:.2f}")
 
@@ -547,7 +547,8 @@ RingTimelineExplorer(engine, source="run", slots=2, storage="slow")
 
 # %% [markdown]
 r"""
-And in the engine: a whole prompt through all layers, its history in a file, one to four slots.
+And in the engine: a whole prompt through all layers, its history in a file, one to four slots. (Its **logits** are the
+scores of all possible next tokens: what everything above is for.)
 """
 
 # %%
@@ -751,9 +752,9 @@ break_even_plot(points, label="bytes of the runs above; the published run: quote
 # %% [markdown]
 r"""
 The sign is reproduced, and the reason with it: point B and the published run lie on the right edge, where nothing wins. K
-alone moves the point by a half and still stands just outside the line. Only keys that need not be read at all (here an
-int8 copy in memory, a quarter of K's bytes; Quest's page bounds would be an eighth of K) bring it home, and then the time
-falls with ρ.
+alone moves the point by a half and still stands just outside the line. Only keys that need not be read at all bring it home (here
+a copy in memory of one byte a number, int8, a quarter of K's bytes; Quest's page bounds would be an eighth of K), and then the
+time falls with ρ.
 
 Now the same four policies with the history in memory, where nothing is read at all.
 """
@@ -899,13 +900,13 @@ for frame in top.traceback:
 # %%
 calls = [linecache.getline(f.filename, f.lineno).strip() for f in top.traceback]
 print("the innermost line is the one that keeps the memory:", "self.kept" in calls[-1])
-print("a line of the traceback made the scores:", any("flat_group_gemm_fuse_reshape(q_chunk" in c for c in calls))
+print("a line of this notebook stands among the callers:", any("flat_group_gemm_fuse_reshape(q_chunk" in c for c in calls))
 
 # %% [markdown]
 r"""
-Mind what `tracemalloc` says. It names the line that *made* the memory, a correct line deep in the library; the line that
-*keeps* it is one of its callers, and you see it only because four frames were asked for. With the default of one frame you would
-have searched in the wrong file.
+Mind what `tracemalloc` says. It names the line that *made* the memory, a correct line deep in the library. The line that
+*keeps* it stands nowhere in the list: it is the one after the call that does. You get that near only because more than one
+frame was asked for; with the default of one you would have searched in the wrong file.
 
 And the published diagnosis? The key, it says, is the layer. Each chunk overwrites the last one's scores: that grows, but
 only as the history grows. An entry for every chunk grows with the *square*. At the document's size:
