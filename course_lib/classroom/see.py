@@ -15,7 +15,7 @@ from course_lib.classroom.sealed import Lines, symbol_lines
 from course_lib.errors import CourseError
 from course_lib.paths import ROOT
 
-_MARKER = re.compile(r"\{see ([^{}\n]*)\}")
+_MARKER = re.compile(r"\{see\s+([^{}]*)\}")  # a paragraph may break inside one
 
 
 def expand(markdown: str, where: str) -> str:

@@ -39,6 +39,11 @@ def test_texts_are_looked_up_inside_a_symbol():
     assert whole.splitlines()[-1].strip().startswith("return f")
 
 
+def test_a_marker_may_run_over_a_line_s_end():
+    broken = see.expand("{see course_lib/quant.py\nquantize_rows}", "here")
+    assert broken == see.expand("{see course_lib/quant.py quantize_rows}", "here")
+
+
 def test_prose_around_markers_stays():
     text = r"a $\frac{1}{2}$ {see course_lib/quant.py quantize_rows}, {seen} `{x}`"
     expanded = see.expand(text, "here")
