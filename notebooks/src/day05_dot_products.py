@@ -584,7 +584,7 @@ foreign file.
 * `largest_group_sum`: the largest magnitude that the sum of one group of 32 can have.
 * `int32_groups`: how many such groups could be added in one int32 before it might pass $2^{31}-1$.
 * `restart`: `q8_dot4` lets a row's sums run on from group to group, and reads them as floats by a trick
-  that works below $2^{22}$ only. Cite the lines that start them anew in time.
+  that works below $2^{22}$ only. Cite where they are started anew in time, condition included.
 * `four_products_fit`: would four products always fit in 16 bits? `True` or `False`.
 
 Then write the proof in full: for each of 16 bits, 32 bits and the trick, the largest value that can occur
