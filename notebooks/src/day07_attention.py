@@ -41,6 +41,7 @@ from course_lib.show import OnlineSoftmaxExplorer
 from course_lib.show.c_source import c_function
 from course_lib.show.head_map import head_map
 from course_lib.show.text import fmt, percent
+from course_lib.show.ulp_picture import ulp_errors
 
 print(backend.info())
 
@@ -599,7 +600,7 @@ today's chips have no exponential.
 
 ### The school formula fails
 
-$e^x = 1 + x + x^2/2! + x^3/3! + \dots$ Seven terms are good near 0. *Predict* what they give at −20, where
+$e^x = 1 + x + x^2/2! + x^3/3! + \dots$ Up to $x^7$ it is good near 0. *Predict* what that gives at −20, where
 $e^{-20} = 0.000000002$.
 """
 
@@ -636,9 +637,10 @@ numbers. Adding that number rounds, subtracting it again gives the result. Ties 
 
 **Make $2^n$.** Write $n + 127$ into the bits from 23 on, and read them as a float.
 
-**Subtract $n \ln 2$ exactly.** This is where digits get lost: for $x = -80$ both numbers are near 80 and
-their difference is small. $\ln 2$ rounded to float32 is off by $2 \cdot 10^{-9}$, and so many times $n$.
-The trick is old: split it into a part with few bits, so that $n$ times it is exact, and a small rest.
+**Subtract $n \ln 2$ exactly.** This is where digits get lost. For $x = -80$ the product $n \ln 2$ is near 80, where
+neighbouring float32 lie $8 \cdot 10^{-6}$ apart. It is rounded by up to half of that, so $r$ is off by
+$4 \cdot 10^{-6}$, and $e^r$ by the same fraction: that is 64 times the distance of floats near it. The trick is old:
+split $\ln 2$ into a part with few bits, so that $n$ times it needs no rounding, and a small rest.
 """
 
 # %%
@@ -683,6 +685,23 @@ print("  degree 7, whole number below:", fmt(worst(nearest=False)))
 r"""
 Every degree gains a factor of about fourteen, until rounding is all that is left: degree 7 is enough, degree
 8 buys nothing. The other two choices look like details and cost 66 and 12 ulp.
+
+Where are these errors? *Predict* the shape of the first two panels: does the error grow with $|x|$? Smoothly?
+"""
+
+# %%
+few = np.linspace(-87, 0, 3001, dtype=np.float32)
+ways = {"ln 2 in one part": {"parts": 1}, "whole number below": {"nearest": False},
+        "two parts, nearest": {}}
+ulp_errors(few, {name: exponential.ulp_error(exp_recipe(few, **choice), few)
+                 for name, choice in ways.items()}, label="this machine, 3,001 numbers")
+
+# %% [markdown]
+r"""
+With one part the error grows with $|x|$, and by doubling: at 8, 16, 32 and 64, where the floats around $n \ln 2$ move
+apart. For each $n$ it is another short stretch, up or down, as that one product happens to be rounded. With the whole
+number below, $r$ reaches 0.69 instead of 0.35; there the polynomial is too low, at every $n$ alike. The third panel is
+what is left when both are right: noise of one ulp, from rounding alone.
 """
 
 # %% [markdown] course={"id": "d07.a3", "kind": "A", "role": "card"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from course_lib.attention import kv_head
 from course_lib.show.head_map import head_map
 from course_lib.show.memory_picture import memory_curves
+from course_lib.show.ulp_picture import ulp_errors
 
 
 @pytest.mark.parametrize(("heads", "shared"), [(1, 1), (4, 2), (16, 8), (32, 1)])
@@ -38,3 +40,15 @@ def test_memory_curves_list_what_they_draw():
     for at in ((0,), (4,)):
         with pytest.raises(ValueError, match="from 1 to 3"):
             memory_curves({"a": [1, 2, 3]}, label="derived", at=at)
+
+
+def test_ulp_errors_give_the_largest_of_each_range():
+    x = np.array([-50, -20, -5, -0.5], np.float32)
+    picture = ulp_errors(x, {"good": x / 100, "bad": np.array([9.0, -40, 2, 0])}, label="toy")
+    lines = picture.summary().splitlines()
+    assert lines[2].split() == ["good", "0.5", "0.2", "0.05", "0.005"]
+    assert lines[3].split() == ["bad", "9", "40", "2", "0"]
+    assert picture.png().startswith(b"\x89PNG")
+    for wrong in ({}, {"a": x[:2]}, dict.fromkeys("abcde", x)):
+        with pytest.raises(ValueError):
+            ulp_errors(x, wrong, label="toy")
