@@ -490,8 +490,7 @@ ring rides them out: with 16 slots, most of what waiting there was is gone. Each
 
 ### On this machine
 
-The real ring, {see course_lib/prefill/ring.py Ring.stream}, on the real chunk from above: 256 queries over 12 blocks.
-First the file as it is. You have just written it, so the system holds it in memory (the **page cache**, 页缓存) and
+The real ring, on the real chunk from above: 256 queries over 12 blocks. First the file as it is. You have just written it, so the system holds it in memory (the **page cache**, 页缓存) and
 reading is a copy. Then the same file slowed down until a block takes as long to load as to compute; slow storage on a
 fast machine.
 
@@ -526,7 +525,7 @@ saves a few per cent, and the second thread, the queues and the two caches it st
 machine both lines jump. Run the cell again.)
 
 To see the ring lose, make the computation small: 8 queries instead of 256. Then a block takes tens of microseconds to
-load and to compute, and waking a thread takes as long.
+load and, on compiled kernels, as many to compute; and waking a thread takes as long.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -547,6 +546,20 @@ RingTimelineExplorer(engine, source="run", slots=2, storage="slow")
 
 # %% [markdown]
 r"""
+**Read together.** The reader's side of the ring, {see course_lib/prefill/ring.py Ring._read}. `_requests`, `_free` and `_ready`
+are queues, which two threads may use at once; `get` waits until there is something. The reader takes a request (a layer and its
+blocks), then for each block a free slot, loads, and puts it into `_ready`; a `None` says that the request is done. Look for two
+things: what happens to the slot if loading fails, and how an error reaches the other thread.
+"""
+
+# %%
+print(inspect.getsource(prefill.ring.Ring._read))
+
+# %% [markdown]
+r"""
+The other side, {see course_lib/prefill/ring.py Ring.stream}, hands the rows of each block to its caller by `yield` and goes on
+when the caller asks for the next one. That is yours to read, in the exercise below.
+
 And in the engine: a whole prompt through all layers, its history in a file, one to four slots. (Its **logits** are the
 scores of all possible next tokens: what everything above is for.)
 """
@@ -653,14 +666,17 @@ def xattn(**options):
 policy = xattn()
 read_prompt(policy, prefill.BlockStore(**shape, block_size=BLOCK))
 policy.print_density_stats()
+stats = policy.get_density_stats()
+print("read to attend, of all blocks in all layers:", percent(stats["load_bytes"] / stats["full_bytes"]))
 
 # %% [markdown]
 r"""
-One run, four numbers (τ = 0.5, the model's own queries and keys, 1,024 tokens). By the first line, the statistic of the
-design document, this run read little more than a third. By the last, it read *more than full attention*. None of them is
-wrong:
+One run, five numbers (τ = 0.5, the model's own queries and keys, 1,024 tokens). By the first line, the statistic of the
+design document, this run read little more than a third. By the line "bytes read", it read *more than full attention*. None of
+them is wrong:
 
-* the document's statistic counts blocks, in **layer 0 only**, and only those read **to attend**;
+* the document's statistic counts blocks, in **layer 0 only** (all three layers read 54 %, the last line), and only those read
+  **to attend**;
 * the mask is what single heads wanted. The vote gives them something else: a block goes in for all or for none;
 * applied also counts the chunk itself, which is always computed;
 * the estimate must look at the keys of *every* block. That alone is half of full attention's bytes.
