@@ -535,7 +535,7 @@ Which of the two reasons loses the needle, the antidiagonal or the row? Give the
 # %%
 for tau in (0.5, 0.7, 0.8, 0.9):
     found = 0
-    for index, asked in enumerate(prompts):
+    for asked in prompts:
         mass = layer_masses(engine, asked).block_mass(1, BLOCK).astype(np.float32)
         made = threshold_blocks(mass, 0, tau, causal=True)
         found += int(made.mask[:3, -1, asked.value_span[0] // BLOCK].sum())

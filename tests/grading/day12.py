@@ -40,8 +40,8 @@ def _score_case(name, seed, heads, kv_heads, queries, keys, d, stride) -> Case:
 
 def _antidiagonal_groups() -> list[Group]:
     return [
-        Group("pairs", 2, "In a square the query at offset S-1-i meets the key at offset i: reverse "
-              "inside each square, nothing else.",
+        Group("pairs", 2, "In a square the query at offset S-1-i meets the key at offset i: "
+              "reverse inside each square, nothing else.",
               [_score_case("one head", 1, 1, 1, 16, 24, 4, 4),
                _score_case("stride 8", 2, 1, 1, 32, 16, 3, 8),
                _score_case("stride 2", 3, 1, 1, 8, 8, 5, 2)]),
@@ -49,7 +49,8 @@ def _antidiagonal_groups() -> list[Group]:
               [_score_case("4 over 2", 4, 4, 2, 16, 16, 3, 4),
                _score_case("6 over 3", 5, 6, 3, 8, 8, 2, 4),
                _score_case("as many KV heads", 6, 3, 3, 8, 12, 2, 4)]),
-        Group("lengths", 1, "Lengths are rounded up; rows beyond the end are zeros, none is cut off.",
+        Group("lengths", 1, "Lengths are rounded up; rows beyond the end are zeros, none is "
+              "cut off.",
               [_score_case("queries", 7, 2, 1, 13, 16, 3, 4),
                _score_case("keys", 8, 2, 1, 16, 9, 3, 4),
                _score_case("shorter than a square", 9, 1, 1, 3, 2, 4, 8)]),
@@ -254,8 +255,8 @@ def _extra_groups() -> list[Group]:
               [extra_case("τ = 0.999", 5, 0, 0.999), extra_case("τ = 0.01", 5, 0, 0.01)]),
         Group("smallest", 1, "Three rows are enough: row 2 has a block beside sink and diagonal.",
               [extra_case("3 rows", 3, 0, 0.5), extra_case("3 rows, τ = 0.95", 3, 0, 0.95)]),
-        Group("none", 2, "A later chunk has both forced blocks; one or two rows have nothing beside "
-              "them; threshold 1 keeps all.",
+        Group("none", 2, "A later chunk has both forced blocks; one or two rows have nothing "
+              "beside them; threshold 1 keeps all.",
               [Case("a later chunk", (6, 3, 0.5), expect=None),
                Case("one row", (1, 0, 0.5), expect=None), Case("τ = 1", (6, 0, 1.0), expect=None),
                Case("two rows", (2, 0, 0.3), expect=None),
