@@ -96,7 +96,7 @@ it happens.)
 
 # %% [markdown]
 r"""
-## 3-1 BPE 合并与贪婪最长匹配 · Merges against longest match
+## 3-1 BPE 合并与贪婪最长匹配 · BPE merges against greedy longest match: where ids differ
 
 **BPE** (byte-pair encoding, 字节对编码) has two lists. The *vocabulary* says which pieces exist. The
 *merges* say which two neighbours may become one piece, **in order of urgency**: the first merge has rank
@@ -134,21 +134,26 @@ r"""
 BPE says r·ent·s, three tokens. Longest match says ren·ts, two. The piece "ren" exists, but BPE never gets
 there in this word: the most urgent pair, e n, took the e away from the r.
 
-As a formula: with $\text{rank}(a, b) = \infty$ for pairs not in the list, one step joins the neighbours at
+As a formula: with $\text{rank}(a, b) = \infty$ for pairs not in the list, one step joins the neighbours $t_i$ and
+$t_{i+1}$ at the smallest $i$ with
 
-$$ i^* = \min \, \arg\min_i \; \text{rank}(t_i, t_{i+1}), \qquad \text{as long as that rank is finite.} $$
+$$ \text{rank}(t_i, t_{i+1}) = \min_j \text{rank}(t_j, t_{j+1}), \qquad \text{as long as that is finite.} $$
 
 Longest match looks at one place at a time, from the left. BPE looks at the whole word before every
 step. That is the whole difference.
 
+Where do ranks come from? From counting. A training text is cut into letters; the most frequent pair of neighbours
+becomes merge 0 and is joined everywhere; then the most frequent pair of what is left becomes merge 1, and so on.
+**Rank is age**: encoding repeats the steps in which the vocabulary was made, in the same order.
+
 ### A real word
 
-The shipped model's merges are bytes first: a token may be a part of a character, and files write the
-space as `Ġ` and the newline as `Ċ` so that every byte is visible. Our pictures show ␣ and ↵.
+The shipped tokenizer starts from bytes, not from letters, so that it can spell any text. Its file writes every byte as
+a visible sign, a space as `Ġ` and a newline as `Ċ`. Our pictures show ␣ and ↵.
 
-The word is " attention", with its space. **Predict** before you run the cell: the ranks of its pairs
-are printed by it, too, but look at the letters first. Which pair was most frequent in the small world of
-this model? And does "at" or "en" come first?
+The word is " attention", with its space. The ranks are those of the shipped file; the model's small world is full of English
+words and names. **Predict** before you run the cell: which pair is joined first? Is it near the beginning of the
+word? And does it end as one token?
 """
 
 # %%
@@ -176,7 +181,8 @@ token_rows(rows, label="BPE on one word, one merge a row")
 # %% [markdown]
 r"""
 The order of the rows is the order of the ranks, not of the letters: "en" and "on" deep inside the word
-come before "at" near its beginning. Now the same word, and two more, under both rules, with ids below:
+come before "at" near its beginning. And it ends as five tokens: this vocabulary never met the word. Now the same word, and
+two more, under both rules, with ids below:
 """
 
 # %%
@@ -303,7 +309,8 @@ still looks like language, every round trip passes, and the model is only somewh
 ### Before the merges: words
 
 BPE as defined cuts *one word*. What a word is, says another part of the file, the **pre-tokenizer**. Its
-rule is a regular expression; `\p{L}` is any letter, `\p{N}` any digit. Read it with the examples.
+rule is a regular expression, here one alternative a line. With a backslash before it, `p{L}` is any letter, `p{N}` any digit,
+`s` any space. The first alternative that fits at a place wins. Read them with the examples.
 """
 
 # %%
@@ -661,7 +668,7 @@ frames = {
     "5 text, <|im_end|>": lambda text: [*own_ids(text), END],
     "6 role system": lambda text: framed(text, "system") + opened,
 }
-prompts = [prompt_of(engine, NeedleOptions(tokens=200), i) for i in range(12)]
+prompts = [prompt_of(engine, NeedleOptions(tokens=120), i) for i in range(12)]
 print("row 1 is what the engine does:",
       all(frames["1 template"](p.content) == list(p.ids) for p in prompts))
 
@@ -765,7 +772,7 @@ Write `apply_chat_template(messages, add_generation_prompt=True)`. Return a list
 order:
 
 * per message: `<|im_start|>`, then role, newline and content **in one piece**, then `<|im_end|>`, then a newline;
-* with `add_generation_prompt` at the end `<|im_start|>` and `"assistant\n"`;
+* with `add_generation_prompt` at the end `<|im_start|>`, and then "assistant" and a newline in one piece;
 * `is_control` is `True` only for tokens that the template writes; a content that spells one stays ordinary
   text, with not one letter changed, spaces and newlines included.
 
@@ -884,7 +891,7 @@ r"""
    same ids for a few look-ups.
 3. The template is ids, not characters: one missing `<|im_end|>` and the model waits for the end of your turn.
 
-The formula: $i^* = \min \arg\min_i \text{rank}(t_i, t_{i+1})$ · The number: **12 → 0** of 12, without the template.
+The formula: join where $\text{rank}(t_i, t_{i+1}) = \min_j \text{rank}(t_j, t_{j+1})$ · The number: **12 → 0** of 12, without the template.
 
 **Read next**: [day 4, block quantization](day04_block_quantization.ipynb): from the text's numbers to the weights', in
 34 bytes. The written-out tokenizers are in [tokenizing.py](../course_lib/tokenizing.py), the guarded templates in

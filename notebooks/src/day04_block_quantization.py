@@ -79,7 +79,7 @@ else becomes a whole number between −127 and 127, its **code**, which fits one
 
 Six numbers instead of 32, to do by hand: 254, −100, 51, −7, 3, 0.8. The largest is 254, so the **scale** is
 $d = 254/127 = 2$. Divide each by 2 and round; halves go *away from zero*. *Cover the output and write down the
-six codes.* Two of them are worth a second look.
+six codes.* Three of the quotients lie exactly between two codes.
 """
 
 # %%
@@ -94,7 +94,7 @@ for x_i, y_i, code in zip(six, y, codes):
 
 # %% [markdown]
 r"""
-25.5 became 26 and −3.5 became −4: away from zero, both. 0.8 is gone. No error is above half a step.
+25.5 became 26, 1.5 became 2 and −3.5 became −4: away from zero, all three. 0.8 is gone. No error is above half a step.
 
 $$ d = \frac{\max_i |x_i|}{127}, \qquad \text{code}_i = \text{round}\Big(x_i \cdot \frac1d\Big), \qquad
 \hat x_i = \text{code}_i \cdot d . $$
@@ -104,8 +104,7 @@ $$ d = \frac{\max_i |x_i|}{127}, \qquad \text{code}_i = \text{round}\Big(x_i \cd
 In the file a **Q8_0** block is $d$ as a float16, 2 bytes, and then 32 codes, a byte each. That makes 34.
 **Predict**: how many bits does one weight cost? And which code stands where a byte is `81`?
 
-Below is the first block of a real matrix. (`gate_proj` is one of the matrices in the first layer's small network; what it does is
-day 6's business.)
+Below is the first block of a real matrix, one of 22. Which one does not matter today.
 """
 
 # %%
@@ -170,7 +169,7 @@ error_histograms({"Q8_0": (error, groups)}, label=f"this machine: {w.size:,d} we
 # %% [markdown]
 r"""
 A box: within a step, a weight may lie anywhere, so every error is about as likely as any other. A box of width 1 has the root mean
-square $1/\sqrt{12} = 0.289$. Keep this number; day 5 and day 9 use it.
+square $1/\sqrt{12} = 0.289$. Keep this number; day 9 uses it.
 
 The spike near zero is one weight in 32: the largest of each block has code ±127 *exactly*. Only the
 scale's rounding moves it.
@@ -181,8 +180,8 @@ One scale serves 32 weights, so one large weight sets the step for its 31 neighb
 largest value of this block is raised, ×2, ×4, … ×32, does the error of the others stay, grow in proportion, or grow
 faster? How many of the 32 have become 0 at ×32?
 
-Move `outlier ×`. (`row` offers other rows of numbers; K and V rows belong to day 9. The explorer keeps its scale in
-float32, so it shows the first of the two errors only.)
+Move `outlier ×`. (The explorer calls a row that it was given "toy numbers"; these are the block from above. Its K and V rows belong to
+day 9. It keeps its scale in float32, so it shows the first of the two errors only.)
 """
 
 # %%
@@ -221,10 +220,10 @@ for group in (8, 32, 160, w.size):
 
 # %% [markdown]
 r"""
-From 32 to a whole row you save 0.4 bits of 8.5, and the error grows by a third. From 32 to 8 you pay 1.5 bits more
-for a quarter less error, for which a ninth bit in the codes would give half. And an outlier ruins a
-whole matrix when there is one scale for all, and 31 neighbours when there is one for 32. 32 is a compromise that
-also fits the hardware: one or two vector registers.
+From 32 to a whole row you save 0.4 bits of 8.5, and the error grows by a fifth; with the outlier it doubles. From 32 to 8 you pay 1.5
+bits more for a quarter less error, while *one* bit more in every code would halve it. And an outlier ruins the
+whole matrix when there is one scale for all, and 31 neighbours when there is one for 32. So 32 is a compromise, and one that
+fits the hardware: 32 codes fill one or two vector registers.
 """
 
 # %% [markdown] course={"id": "d04.a1", "kind": "A", "role": "card"}
@@ -336,7 +335,7 @@ In [weight_blocks.py](../course_lib/weight_blocks.py), as `"path:first-last"`:
 Give `row_bytes`, the bytes of a row of 160 weights in Q8_0, and `scale_share`, the percent of a block's bytes that the scale takes (three
 digits).
 
-In two or three sentences: why is 34 an awkward size for a processor that likes to load 16, 32 or 64 bytes from even addresses, and what does
+In two or three sentences: why is 34 an awkward size for a processor that likes to load 16, 32 or 64 bytes from places that are multiples of that, and what does
 [linear.py](../course_lib/linear.py) do about it? (Its PackedMatrix says in which order the kernels read.)
 """
 
@@ -542,7 +541,7 @@ Open [weight_blocks.py](../course_lib/weight_blocks.py), [pack.c](../kernels_pyx
 [gguf_types.py](../course_lib/engine/gguf_types.py).
 
 Cite, as `"path:first-last"`: `packs`, the line of `_q4_0_codes` that puts two codes into a byte; `packs_in_c`, the line of C that does; `unpacks`, the line
-that takes a byte apart again; `cousin`, the line of `dequantize_q4_1`, another 4-bit format, that takes its bytes apart.
+of `_q4_0_signed` that takes a byte apart again; `cousin`, the line of `dequantize_q4_1`, another 4-bit format, that takes its bytes apart.
 
 Give `byte_of_20`, in which of a block's 18 bytes (counted from 0, the scale included) the code of element 20 is; `half_of_20`, `low` or `high`; and `code_of_extreme`.
 
@@ -575,7 +574,7 @@ check("d04.b2", d04_b2)
 
 # %% [markdown]
 r"""
-## 4-3 舍入的方向 · Which way you round
+## 4-3 舍入的方向 · Which way you round: truncation, floor, half-even, half-away
 
 Until now rounding was a detail. Here are five ways to make $y$ a whole number, each of which somebody has shipped:
 
@@ -784,8 +783,9 @@ check("d04.a3", possible_rules)
 
 # %% [markdown]
 r"""
-Four boxes, fed with the model's own weights, 32 at a time. Your classifier (ours, until yours passes) sees only weights and codes. How many blocks does it
-need? *Predict*: 10, 1,000 or 30,000?
+Four boxes from the library, fed with the model's own weights, 32 at a time: the packer of Q8_0; the kernel that quantizes *activations*, which are the other
+factor of a product with weights (day 5); the one that quantizes rows of a cache (day 9); and that one again with an older rule. Your classifier (ours,
+until yours passes) sees only weights and codes. How many blocks does it need? *Predict*: 10, 1,000 or 30,000?
 """
 
 # %%
