@@ -26,11 +26,10 @@ import time
 import numpy as np
 
 import kernels_pyx
-from course_lib import attention, backend, exponential
+from course_lib import attention, backend, exponential, kvcache
 from course_lib.classroom import check, solved_or
 from course_lib.engine import Engine
 from course_lib.engine.session import log_softmax
-from course_lib.kvcache import kv_bytes_per_token
 from course_lib.lab import exp_walk, online_trace
 from course_lib.lab.exp_recipes import exp_recipe
 from course_lib.lab.needle import NeedleOptions, prompt_of
@@ -195,7 +194,7 @@ float32, **derived**:
 # %%
 for kv_heads, name in ((16, "one KV head per query head"), (8, "two query heads share one"),
                        (1, "all share one (multi-query)")):
-    print(f"{kv_heads:2d} KV heads: {kv_bytes_per_token(kv_heads, 128, 'f32'):6,d} bytes   {name}")
+    print(f"{kv_heads:2d} KV heads: {kvcache.kv_bytes_per_token(kv_heads, 128, 'f32'):6,d} bytes   {name}")
 
 # %% [markdown] course={"id": "d07.a1", "kind": "A", "role": "card"}
 r"""
