@@ -80,6 +80,7 @@ POLICIES: dict[str, Callable[[], PrefillPolicy]] = {
     "full": lambda: FullAttentionPolicy(BLOCK),
     "quest": lambda: QuestPolicy(block_size=BLOCK),
     "xattn majority": lambda: xattn(),
+    "xattn K and V": lambda: xattn(estimate_from="kv"),  # as the published policy reads
     "xattn per_head": lambda: xattn(aggregate="per_head"),
 }
 CURES: dict[str, Callable[[], PrefillPolicy]] = {

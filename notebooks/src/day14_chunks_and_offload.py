@@ -740,6 +740,19 @@ $$ \frac{T_\text{sparse}}{T_\text{full}} = f\,(\kappa + \rho) + (1 - f)\,\rho = 
 $1.26 = f + 0.52$ gives $f = 0.74$: three quarters of the time went into reading (derived, with two assumptions in it; nobody has
 published the share). And with κ = 0.5 the same run would have taken $0.37 + 0.52 = 0.89$ of full attention's time.
 
+A calculator for the sum (the work of the estimate itself is left out): every way to estimate, for four shares of reading, at the
+published ρ. Which column is a phone with a slow flash disk, which a server with everything in memory?
+"""
+
+# %%
+rho = selected / available
+print(f"derived, ρ = {rho:.2f}: time of sparse / full   reading is f =", *(f"{f:>7}" for f in (1, 0.74, 0.25, 0)))
+for estimate in ("kv", "k", "pages", "resident"):
+    kappa = prefill_cost.estimate_share(estimate)
+    print(f"  κ = {kappa:<6g} ({estimate:8s})" + " " * 27 + " ".join(f"{f * kappa + rho:7.2f}" for f in (1, 0.74, 0.25, 0)))
+
+# %% [markdown]
+r"""
 **On this machine.** The same prompt from a file slowed down to 10 MB/s, so that reading decides. `estimate_from="kv"`
 reads as the document does. **Predict** the order of the four times, and the ratio of the second to the first.
 """

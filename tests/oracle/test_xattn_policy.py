@@ -20,7 +20,7 @@ def choice_of(name, threshold, **options):
         return policy.select_blocks(q, store, 0)
 
 
-@pytest.mark.parametrize("estimate_from", ["f32", "int8"])
+@pytest.mark.parametrize("estimate_from", ["f32", "kv", "int8"])
 @pytest.mark.parametrize("name", [name for name in names("S") if name[:3] != "S08"])
 def test_the_seeds_list(name, estimate_from):
     """Synthetic keys: as int8 rows they choose the same blocks at every threshold.
