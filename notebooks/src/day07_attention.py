@@ -200,7 +200,7 @@ for kv_heads, name in ((16, "one KV head per query head"), (8, "two query heads 
 r"""
 ### Exercise 7-1 A: attention with shared KV heads
 
-15 minutes · difficulty 2/3 · 5 points · about 8 lines
+12 minutes · difficulty 2/3 · 5 points · about 8 lines
 
 Write `gqa_attention(q, k, v)`: one new token, all heads of a layer. `q` is `[heads, d]`, `k` and `v`
 are `[kv_heads, n, d]`. Return float32 `[heads, d]`. Scores may be in the hundreds. Raise `ValueError`
@@ -226,7 +226,7 @@ Subtract the largest score of **this head** before `np.exp`.
 </details>
 """
 
-# %% course={"id": "d07.a1", "kind": "A", "role": "answer", "points": 5, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d07.a1", "kind": "A", "role": "answer", "points": 5, "minutes": 12, "difficulty": 2}
 # EXERCISE d07.a1
 def gqa_attention(q, k, v):
     """Attention of one token: every query head over the rows of the KV head it shares.
@@ -286,7 +286,7 @@ it once.
 r"""
 ### Exercise 7-1 B: the same map, three times
 
-12 minutes · difficulty 2/3 · 5 points
+8 minutes · difficulty 2/3 · 5 points
 
 The map from query head to KV head is written in several places. Open
 [attention_common.py](../course_lib/attention_common.py), [attention.py](../course_lib/attention.py) and
@@ -308,7 +308,7 @@ For `right_by_luck` let Python count.
 </details>
 """
 
-# %% [markdown] course={"id": "d07.b1", "kind": "B", "role": "answer", "points": 5, "minutes": 12, "difficulty": 2}
+# %% [markdown] course={"id": "d07.b1", "kind": "B", "role": "answer", "points": 5, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d07.b1 -->
 Answer: …
@@ -434,7 +434,7 @@ masked, $-\infty - (-\infty)$ is NaN, and it stays. And if **all** are masked, t
 r"""
 ### Exercise 7-2 A: one pass
 
-20 minutes · difficulty 2/3 · 6 points · about 15 lines
+15 minutes · difficulty 2/3 · 6 points · about 15 lines
 
 Write `online_softmax_attention(tokens)`. `tokens` gives pairs `(score, value_row)`, each **once**: you can
 loop over it a single time, and not ask how many there are. Return a dictionary: `"out"`, the weighted mean
@@ -462,7 +462,7 @@ weighted value.
 </details>
 """
 
-# %% course={"id": "d07.a2", "kind": "A", "role": "answer", "points": 6, "minutes": 20, "difficulty": 2}
+# %% course={"id": "d07.a2", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 2}
 # EXERCISE d07.a2
 def online_softmax_attention(tokens):
     """Softmax-weighted mean of value rows in one pass, with what was held at the end.
@@ -535,7 +535,7 @@ right, and with zeros before they are summed.
 r"""
 ### Exercise 7-2 B: the first token and the masked one
 
-12 minutes · difficulty 2/3 · 5 points
+10 minutes · difficulty 2/3 · 5 points
 
 Open [attention.py](../course_lib/attention.py), [attention_single_pass.c](../kernels_pyx/c/attention_single_pass.c)
 and [v16.h](../kernels_pyx/c/v16.h). What happens at the first token, and what at $-\infty$?
@@ -550,7 +550,7 @@ Then explain: why is it harmless to shrink at the first token? Why may `online_s
 the weight of a masked token, and why does a masked *later* token do no harm either way?
 """
 
-# %% [markdown] course={"id": "d07.b2", "kind": "B", "role": "answer", "points": 5, "minutes": 12, "difficulty": 2}
+# %% [markdown] course={"id": "d07.b2", "kind": "B", "role": "answer", "points": 5, "minutes": 10, "difficulty": 2}
 r"""
 <!-- ANSWER d07.b2 -->
 Answer: …
@@ -707,7 +707,7 @@ what is left when both are right: noise of one ulp, from rounding alone.
 r"""
 ### Exercise 7-3 A: exp within 3 ulp
 
-25 minutes · difficulty 3/3 · 7 points · about 12 lines
+20 minutes · difficulty 3/3 · 7 points · about 12 lines
 
 Write `exp_poly(x)`: $e^x$ for a float32 array, numbers from −87 to 0. Results are float32, at most 3 ulp
 off for **every** float of the range. Below −87 return 0. No exponential function of any library: the checks
@@ -716,7 +716,7 @@ NumPy is there.
 
 <details><summary>Hint 1: the plan</summary>
 
-n = whole number nearest to x/ln 2; r = x − n·high − n·low; polynomial in r; times 2^n; `np.where` for what
+n = whole number nearest to x/ln 2 (`np.rint`, or the number $1.5 \cdot 2^{23}$); r = x − n·high − n·low; polynomial in r; times 2^n; `np.where` for what
 lies below −87.
 
 </details>
@@ -741,7 +741,7 @@ ln 2 in one part. 0.693359375 is 355/512; the rest is ln 2 minus that.
 </details>
 """
 
-# %% course={"id": "d07.a3", "kind": "A", "role": "answer", "points": 7, "minutes": 25, "difficulty": 3}
+# %% course={"id": "d07.a3", "kind": "A", "role": "answer", "points": 7, "minutes": 20, "difficulty": 3}
 # EXERCISE d07.a3
 def exp_poly(x):
     """e^x of float32 numbers up to 0, within 3 ulp; 0 below -87.
@@ -831,7 +831,7 @@ accuracy too, but promises no bits.
 r"""
 ### Exercise 7-3 B: why AVX2 and NEON agree
 
-15 minutes · difficulty 3/3 · 5 points
+12 minutes · difficulty 3/3 · 5 points
 
 AVX2 (x86) computes 8 floats an instruction, NEON (ARM) 4, plain C one. Why do all three give the same bits?
 Open [v16_portable.h](../kernels_pyx/c/v16_portable.h), [v16_avx2.h](../kernels_pyx/c/v16_avx2.h),
@@ -845,7 +845,7 @@ Then explain: which property of each operation makes the bits equal? Why would `
 may the *sum* of a softmax differ between two correct programs although every exponential is equal?
 """
 
-# %% [markdown] course={"id": "d07.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 15, "difficulty": 3}
+# %% [markdown] course={"id": "d07.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 12, "difficulty": 3}
 r"""
 <!-- ANSWER d07.b3 -->
 Answer: …

@@ -10,7 +10,7 @@ query reads them all. From day 2: what a page of memory is. Both are recapped in
 (8-2 块寻址) · let memory arrive with the tokens, measure that it does, and catch a write that left its block
 (8-3 惰性分配与金丝雀).
 
-**Time** 75 minutes with the six exercises. The notebook itself runs in a few seconds, offline.
+**Time** 80 minutes with the six exercises. The notebook itself runs in a few seconds, offline.
 
 Labels: **quoted** (from a document, source shown) · **this machine** (measured in the cell) · **derived**
 (arithmetic). A number without a label is a toy, a count or a check. Words that you miss are in the
@@ -162,7 +162,7 @@ mirror. And on rows of 64 values the 4 bytes of scale weigh twice as much as on 
 r"""
 ### Exercise 8-1 A: both ledgers
 
-12 minutes · difficulty 1/3 · 4 points · about 10 lines
+10 minutes · difficulty 1/3 · 4 points · about 10 lines
 
 Write `kv_ledger`. For a context of `tokens` tokens in all layers, return a dictionary from format to the pair
 `(scan, memory)` in bytes: `"f32"`, `"f16"`, `"q8"`, `"q4"` and `"q8 + f32 mirror"`. Leave `"q4"` out where 64 does
@@ -181,7 +181,7 @@ It is kept and not scanned: which of the two numbers does it change?
 </details>
 """
 
-# %% course={"id": "d08.a1", "kind": "A", "role": "answer", "points": 4, "minutes": 12, "difficulty": 1}
+# %% course={"id": "d08.a1", "kind": "A", "role": "answer", "points": 4, "minutes": 10, "difficulty": 1}
 # EXERCISE d08.a1
 def kv_ledger(num_layers, num_kv_heads, head_dim, tokens):
     """Bytes that a decode step scans and bytes kept in memory, for every format of the cache.
@@ -226,7 +226,7 @@ The cache allocates whole **blocks** of 32 tokens: 260 tokens fill eight and beg
 r"""
 ### Exercise 8-1 B: bandwidth or memory?
 
-10 minutes · difficulty 1/3 · 4 points
+8 minutes · difficulty 1/3 · 4 points
 
 Open [quoted.csv](../data/published/quoted.csv) and [kvcache.py](../course_lib/kvcache.py). Which published number is
 bandwidth, and what would the same engine's number for memory be?
@@ -239,7 +239,7 @@ Then explain: somebody with 8 GB of free memory plans a context length from "× 
 factor, and what would you ask the engine's authors?
 """
 
-# %% [markdown] course={"id": "d08.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 1}
+# %% [markdown] course={"id": "d08.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 1}
 r"""
 <!-- ANSWER d08.b1 -->
 Answer: …
@@ -358,7 +358,7 @@ would be wrong. **The check for NULL is not politeness, it is the only place whe
 r"""
 ### Exercise 8-2 A: from token to byte
 
-15 minutes · difficulty 2/3 · 5 points · about 10 lines
+12 minutes · difficulty 2/3 · 5 points · about 10 lines
 
 Write `row_address(table, token, head, …)`: the byte offset of a **K** row. Slots follow each other without gaps. A
 slot holds K and then V of its block, each float32 `[num_kv_heads, block_size, head_dim]`. `table[b]` is the slot of
@@ -384,7 +384,7 @@ K and V: 2 · num_kv_heads · block_size rows of 4 · head_dim bytes.
 </details>
 """
 
-# %% course={"id": "d08.a2", "kind": "A", "role": "answer", "points": 5, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d08.a2", "kind": "A", "role": "answer", "points": 5, "minutes": 12, "difficulty": 2}
 # EXERCISE d08.a2
 def row_address(table, token, head, num_kv_heads=8, head_dim=128, block_size=32):
     """Byte offset of the K row of a token and KV head, found through a block table.
@@ -436,7 +436,7 @@ print(inspect.getsource(paged_cache.row_offset).split('"""')[2].strip("\n"))
 r"""
 ### Exercise 8-2 B: who checks for an evicted block?
 
-12 minutes · difficulty 2/3 · 5 points
+10 minutes · difficulty 2/3 · 5 points
 
 Open [paged_cache.py](../course_lib/paged_cache.py), [kvcache.py](../course_lib/kvcache.py) and
 [prefill/ring.py](../course_lib/prefill/ring.py), which reads a cache whose older blocks lie in a file.
@@ -451,7 +451,7 @@ Then explain: the engine's `KVCache` cannot evict. What does it check instead, a
 does the ring do with a block that is not in memory, instead of an error?
 """
 
-# %% [markdown] course={"id": "d08.b2", "kind": "B", "role": "answer", "points": 5, "minutes": 12, "difficulty": 2}
+# %% [markdown] course={"id": "d08.b2", "kind": "B", "role": "answer", "points": 5, "minutes": 10, "difficulty": 2}
 r"""
 <!-- ANSWER d08.b2 -->
 Answer: …
@@ -660,7 +660,7 @@ print("blocks with memory:", sum(slot is not None for slot in lazy.table), "of",
 r"""
 ### Exercise 8-3 A: audit a cache
 
-18 minutes · difficulty 2/3 · 6 points · about 14 lines
+15 minutes · difficulty 2/3 · 6 points · about 14 lines
 
 Write `audit_cache`. `memory` is uint8 `[slots, slot_bytes]`; the first and the last 8 bytes of a slot **in use** hold
 `CANARY`. `table` has the slot of each block or `None`, `tokens` is how many tokens the cache claims to hold. Return a
@@ -695,7 +695,7 @@ Collect the slots that are not `None`; a set of them has as many elements only i
 # %% course={"id": "d08.a3", "kind": "A", "role": "given"}
 CANARY = np.frombuffer(b"CANARY42", np.uint8)
 
-# %% course={"id": "d08.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 18, "difficulty": 2}
+# %% course={"id": "d08.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 2}
 # EXERCISE d08.a3
 def audit_cache(memory, table, tokens, block_size=32):
     """Say which blocks a cache needs, which it lacks, and whose canaries are broken.
@@ -746,7 +746,7 @@ of day 23.)
 r"""
 ### Exercise 8-3 B: what does an unwritten row read as?
 
-12 minutes · difficulty 2/3 · 5 points
+10 minutes · difficulty 2/3 · 5 points
 
 Open [kvcache.py](../course_lib/kvcache.py) and [paged_cache.py](../course_lib/paged_cache.py).
 
@@ -761,7 +761,7 @@ change if the capacity, and not the length, were given to attention? And why is 
 in a test, and filling it with zeros a bad one?
 """
 
-# %% [markdown] course={"id": "d08.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 12, "difficulty": 2}
+# %% [markdown] course={"id": "d08.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 10, "difficulty": 2}
 r"""
 <!-- ANSWER d08.b3 -->
 Answer: …
