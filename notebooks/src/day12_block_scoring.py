@@ -189,7 +189,7 @@ The library's version, the definition that the compiled kernel is tested against
 """
 
 # %%
-from course_lib.prefill import scores as scores_module  # noqa: E402
+from course_lib.prefill import scores as scores_module
 
 print(inspect.getsource(scores_module._antidiagonal_scores))
 

@@ -25,29 +25,16 @@ import numpy as np
 from course_lib import backend
 from course_lib.classroom import check, solved_or
 from course_lib.engine import Engine, generate_from
-from course_lib.lab import ruler
 from course_lib.lab.block_mass import layer_masses
-from course_lib.lab.intervals import wilson
-from course_lib.lab.planted import PLANTED
 from course_lib.lab.policy_needle import PolicyArm, answer_begun, place_of, run_arm
 from course_lib.lab.prompts import build_needle_prompt
 from course_lib.lab.published import group
-from course_lib.lab.ruler_tasks import TASKS, build_ruler_prompt
 from course_lib.lab.runs import load_run
 from course_lib.paths import MODELS
-from course_lib.prefill import (
-    BlockStore,
-    POLICIES,
-    aggregate,
-    make_policy,
-    page_bounds,
-    quest_page_scores,
-)
-from course_lib.prefill.aggregate import majority
+from course_lib.prefill import POLICIES, BlockStore, PrefillPolicy, aggregate, make_policy
+from course_lib.prefill.quest import page_bounds, quest_page_scores
 from course_lib.show import PrefillMaskExplorer, VoteExplorer
-from course_lib.show.plots import recall_by_k
 from course_lib.show.text import fmt, percent
-from course_lib.show.vote import MODEL
 
 print("backend:", backend.info().name, "·", backend.info().reason)
 
@@ -150,8 +137,6 @@ block while its keys are near.
 """
 
 # %%
-from course_lib.prefill import PrefillPolicy  # noqa: E402
-
 for name in ("on_block_written", "select_blocks"):
     print(inspect.getsource(getattr(PrefillPolicy, name)))
 print("known policies:", ", ".join(POLICIES))
@@ -301,7 +286,7 @@ r"""
 No sink here: nothing forces column 0, only the block before the diagonal and the diagonal itself are certain. And the gaps are not where
 attention is weak: the bound rewards pages with large values in any channel.
 
-The same question to all of them, over four prompts, three layers, four heads:
+The same question to all of them, over the four heads of layer 1 and four prompts:
 """
 
 # %%
@@ -311,19 +296,20 @@ settings += [{"policy": "xattn", "threshold": t} for t in (0.5, 0.7, 0.9)] + [{"
 for some in settings:
     density, kept, found = [], [], 0
     for index in range(4):
-        for layer in range(3):
-            for head in range(4):
-                r = explorer.compute(prompt=index, layer=layer, head=head, **some)
-                density.append(r["density"])
-                kept.append(r["kept"])
-                found += layer == 1 and head < 3 and r["needle_kept"]
+        for head in range(4):
+            r = explorer.compute(prompt=index, layer=1, head=head, **some)
+            density.append(r["density"])
+            kept.append(r["kept"])
+            found += head < 3 and r["needle_kept"]
     name = " ".join(str(x) for x in some.values())
     print(f"{name:20s} {percent(fmean(density)):>10} {percent(fmean(kept)):>15} {found:14d}")
 
 # %% [markdown]
 r"""
-At 55 % of the cells XAttention keeps 79 % of the mass, Quest 72 %: one looks at every key (at one product in eight), the other at two numbers a
-channel and page. For the needle they are about as bad. "Which policy is better" needs a third column: what did the choice itself read?
+At 54 % of the cells XAttention keeps 73 % of the mass, Quest 68 %: one looks at every key (at one product in eight), the other at two numbers a
+channel and page. The last column turns it around: at about 80 % of the cells Quest keeps the needle's block for all 12 heads, XAttention for 9. Quest's block
+score is a **maximum** over queries, and a maximum remembers the one that asks; XAttention's is a **sum**, in which it drowns. Two columns, two winners, and a
+third one is missing: what did the choice itself read?
 """
 
 # %% [markdown] course={"id": "d13.b1", "kind": "B", "role": "card"}
@@ -378,6 +364,8 @@ half of the votes is read. First and last block always. Its reason, quoted:
 """
 
 # %%
+from course_lib.prefill.aggregate import majority
+
 for row in group("xattn_policy"):
     if row.what in ("per_head_density_low", "per_head_density_high", "any_density", "majority_density"):
         print(f"quoted  {row.what:23s} {row.value:>4} {row.unit}  {row.conditions}")
@@ -410,6 +398,8 @@ chunk* whose last 424 queries are zeros (S08).
 """
 
 # %%
+from course_lib.lab.planted import PLANTED
+
 print("case                  τ     majority        any             mean_score      per_head")
 for case in PLANTED:
     for tau in (0.5, 0.95):
@@ -487,7 +477,7 @@ Prompt 0, layer 1, $\tau = 0.8$. **Predict**: the fact's block needs five votes 
 """
 
 # %%
-model_votes = VoteExplorer(engine, source=MODEL, rule="majority", threshold=0.8, prompt=0, layer=1)
+model_votes = VoteExplorer(engine, source="the shipped model", threshold=0.8, prompt=0, layer=1)
 model_votes
 
 # %% [markdown]
@@ -504,8 +494,13 @@ lists hold, `applied` what attention then computed:
 """
 
 # %%
-one_sided = [int((votes.compute(source=MODEL, prompt=i, layer=layer, chunk=64, threshold=0.5)["ballots"][:, -1]
-                  .sum(axis=0) == 1).sum()) for i in range(4) for layer in range(3)]
+from course_lib.lab.intervals import wilson
+
+one_sided = []
+for index in range(4):
+    for layer in range(3):
+        r = model_votes.compute(source="the shipped model", prompt=index, layer=layer, chunk=64, threshold=0.5)
+        one_sided.append(int((r["ballots"][:, -1].sum(axis=0) == 1).sum()))
 print("τ = 0.5, last row, 31 blocks: kept by just one of two KV heads:", min(one_sided), "to", max(one_sided))
 run = load_run("prefill_policies")
 print("\nrecorded              recall    mask   applied")
@@ -522,6 +517,8 @@ reproduced. And its other half, which was not in the table:
 """
 
 # %%
+from course_lib.show.plots import recall_by_k
+
 curves = {rule: {f"τ = {t}": needles[f"{rule} {t}"]["recall"] for t in (0.5, 0.8, 0.9)}
           for rule in ("any", "per_head", "majority", "mean_score")}
 recall_by_k(curves, label="recorded: prefill_policies, 56 prompts whose answer prefill must find", y="recall")
@@ -614,6 +611,9 @@ model's own small world:
 """
 
 # %%
+from course_lib.lab import ruler
+from course_lib.lab.ruler_tasks import TASKS, build_ruler_prompt
+
 for task in TASKS:
     prompt = build_ruler_prompt(engine, task, 512, "13-0")
     print(f"{task}: {prompt.question}  references {prompt.references}")
