@@ -42,8 +42,8 @@ print("backend:", backend.info().name, backend.info().variant, "·", backend.inf
 r"""
 ## Three sums of the same six numbers
 
-A float32 keeps 24 bits of a number. $2^{24} = 16{,}777{,}216$ needs 25, and its neighbours are 2 apart: there is
-no 16,777,217. What does not fit is rounded away.
+A float32 keeps 24 bits of a number. From $2^{24} = 16{,}777{,}216$ on that is not enough for every whole number:
+floats are 2 apart there, and 16,777,217 does not exist. What does not fit is rounded away.
 
 Six numbers, whose exact sum is 4. **Predict** what you get when you add them from left to right:
 """
@@ -65,8 +65,8 @@ r"""
 0, 3 and 4, and no operation was wrong. $a + (b + c)$ and $(a + b) + c$ are different float computations.
 **The order of additions is part of the result.**
 
-Six nasty numbers, you may say. Here is a row of the shipped model, the 160 numbers of its embedding
-(词嵌入) of the name " Joan". A layer starts by adding up their squares:
+Six nasty numbers, you may say. Here is a row of the shipped model, its embedding (词嵌入)
+of the name " Joan": the 160 numbers that this token starts with. A layer starts by adding up their squares:
 """
 
 # %%
@@ -149,12 +149,12 @@ subtract the mean, as its ancestor LayerNorm does.)
 The only place where an order matters is the sum. What orders are there?
 
 * **One chain** (链): add each square to what is there. 160 steps, and each must wait for the one before.
-* **Lanes** (通道): a vector register holds 16 floats (day 5), so keep 16 sums. Lane $j$ takes the numbers
+* **Lanes** (通道): a processor's vector instruction computes with, say, 16 floats at once (day 5), so keep 16 sums. Lane $j$ takes the numbers
   $j, j+16, j+32, \dots$ Ten steps instead of 160. At the end the 16 sums must become one: by **halves** (lane
   $i$ plus lane $i + 8$, then 4, 2, 1) or by **neighbours** (0 + 1, 2 + 3, …).
 * **A tree** (归约树) down to the single numbers: every number its own lane.
 
-Each step of a lane is a **fused multiply-add** (融合乘加): $x \cdot x + s$ computed exactly and rounded once.
+Each step of a lane is a **fused multiply-add** (融合乘加, fma): $x \cdot x + s$ computed exactly and rounded once.
 
 **Predict**: which is closest to the exact sum, which is farthest, and how far? (In **ulp**: the distance of a
 float to the next one.)
@@ -402,7 +402,7 @@ Dividing by the size does not care about the order. **The gain does**: it stretc
 the second, and after a turn the numbers are not the same ones. Only where both halves of a pair have the *same* gain may
 you swap.
 
-Now the real model. Its gains differ by up to a factor of three within a pair. Swap norm and turn in all layers, change
+Now the real model. Its gains differ by up to a factor of almost three within a pair. Swap norm and turn in all layers, change
 nothing else. **Predict**: will the answer change? And what happens if you first replace the two gains of every pair by
 their mean, and swap *then*?
 """
@@ -442,7 +442,7 @@ print("equal gains, none by more than 0.0001:", all(even < 1e-4 for _, even in m
 
 # %% [markdown]
 r"""
-The model still names every answer. **An engine with the two lines in the wrong order passes the test that asks
+The model still gives every answer. **An engine with the two lines in the wrong order passes the test that asks
 questions.** Day 5's rule again: compare numbers, stage by stage. And the second line is a clean experiment: one
 variable, the gain inside the pair, turns the effect off completely. (What is left, around $10^{-6}$, is rounding.)
 """

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from course_lib import backend, linear
 from course_lib.lab import builds, differential
 from course_lib.lab.stages import run_stages
-from course_lib.show.stages_picture import spread_of, stage_differences
 
 F32 = np.float32
 
@@ -81,13 +80,3 @@ def test_the_stages_are_the_engines_own(shipped_engine):
     assert len(set(names)) == len(names) == 2 + 11 * 3
     moved = run_stages(shipped_engine.model, ids, positions=np.arange(len(ids)) + 7)
     np.testing.assert_allclose(moved[-1][1], wanted, rtol=1e-2, atol=1e-2)
-
-
-def test_the_picture_names_the_first_stage_and_counts_it():
-    a = [("norm", F32([[1, 2]])), ("out", F32([[3, 4]])), ("sum", F32([[5, 6]]))]
-    b = [("norm", F32([[1, 2]])), ("out", F32([[3, 5]])), ("sum", F32([[0, 0]]))]
-    assert spread_of(a, b) == [("norm", 0, 2), ("out", 1, 2), ("sum", 2, 2)]
-    picture = stage_differences(a, b, label="toy")
-    assert "the first 1 of 3 stages" in picture.summary()
-    assert "out: 1 of 2 numbers differ" in picture.summary()
-    assert "the first 3 of 3 stages" in stage_differences(a, a, label="toy").summary()

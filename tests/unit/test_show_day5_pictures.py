@@ -7,7 +7,10 @@ import pytest
 
 from course_lib.lab.dot_ladder import sdot
 from course_lib.show.sdot_picture import sdot_lanes
+from course_lib.show.stages_picture import spread_of, stage_differences
 from course_lib.show.steps_picture import block_steps
+
+F32 = np.float32
 
 
 def test_the_lanes_are_those_of_the_instruction():
@@ -31,3 +34,13 @@ def test_values_below_half_a_step_are_counted():
         block_steps(x[:40], label="toy")
     with pytest.raises(ValueError, match="all zeros"):
         block_steps(np.zeros(32), label="toy")
+
+
+def test_the_picture_names_the_first_stage_and_counts_it():
+    a = [("norm", F32([[1, 2]])), ("out", F32([[3, 4]])), ("sum", F32([[5, 6]]))]
+    b = [("norm", F32([[1, 2]])), ("out", F32([[3, 5]])), ("sum", F32([[0, 0]]))]
+    assert spread_of(a, b) == [("norm", 0, 2), ("out", 1, 2), ("sum", 2, 2)]
+    picture = stage_differences(a, b, label="toy")
+    assert "the first 1 of 3 stages" in picture.summary()
+    assert "out: 1 of 2 numbers differ" in picture.summary()
+    assert "the first 3 of 3 stages" in stage_differences(a, a, label="toy").summary()
