@@ -129,7 +129,11 @@ class ChunkedPrefill:
         available = self.store.n_blocks(layer)
         if not available:
             return np.zeros((0, self.store.num_kv_heads), bool), 0, 0
-        self.choice = choice = self.policy.select_blocks(q, self.store, layer)
+        choice = self.policy.select_blocks(q, self.store, layer)
+        if not isinstance(choice, BlockChoice):
+            raise TypeError(f"select_blocks of policy {self.policy.name!r} must return a "
+                            f"BlockChoice, not {type(choice).__name__}.")
+        self.choice = choice
         lists = check_block_lists(choice.by_head, self.store.num_kv_heads, available)
         kept, keepable = choice.mask_cells or (q.shape[1] * sum(map(len, lists)),
                                                q.shape[1] * len(lists) * available)

@@ -58,6 +58,7 @@ class Ring:
         self._ready: queue.Queue[_Ready | BaseException | None] = queue.Queue(len(self.slots) + 1)
         self._requests: queue.SimpleQueue[tuple[int, list[Wanted]] | None] = queue.SimpleQueue()
         self._stop = threading.Event()
+        self._streaming = False
         self._reader: threading.Thread | None = None
 
     def stream(self, layer: int,
@@ -65,18 +66,21 @@ class Ring:
         """Yield (block, rows) in the order of ``wanted``; rows hold until the next is asked for.
 
         Raises what the store raises for a block that cannot be read, in that block's place; the
-        ring can be used again afterwards, if the store can.
+        ring can be used again afterwards, if the store can. RuntimeError while another stream of
+        the ring is not ended: their blocks would be mixed up.
         """
-        rows = {block: self.store.resident(layer, block) for block, _ in wanted}
-        away = [(block, heads) for block, heads in wanted if rows[block] is None]
+        if self._streaming:
+            raise RuntimeError("the ring has another stream, which is not ended: close it first")
+        rows = [self.store.resident(layer, block) for block, _ in wanted]
+        away = [want for want, kept in zip(wanted, rows, strict=True) if kept is None]
+        self._streaming = True
         if away:
             self._start()
             self._stop.clear()
             self._requests.put((layer, away))
         ended = not away
         try:
-            for block, heads in wanted:
-                kept = rows.pop(block)
+            for (block, heads), kept in zip(wanted, rows, strict=True):
                 slot = None
                 if kept is None:
                     ready = self._wait()
@@ -102,6 +106,7 @@ class Ring:
                 ended = left is None
                 if isinstance(left, _Ready):
                     self._free.put(left.slot)
+            self._streaming = False
 
     def close(self) -> None:
         """End the reader; the ring cannot be used any more."""

@@ -10,6 +10,8 @@ from course_lib.errors import CourseError
 from course_lib.prefill import (
     BlockFile,
     BlockStore,
+    ChunkedPrefill,
+    FullAttentionPolicy,
     QuestPolicy,
     Slot,
     XAttentionBSAPolicy,
@@ -128,3 +130,13 @@ def test_an_unknown_name_of_any_kind_lists_the_names(name):
 def test_a_file_under_a_budget_says_what_is_wrong_with_it():
     with pytest.raises(CourseError, match="smaller than one block"):
         BlockFile(1, 2, 4, capacity=8, ram_budget=1)
+
+
+def test_a_policy_of_ones_own_that_returns_no_choice_is_told():
+    class Forgetful(FullAttentionPolicy):
+        def select_blocks(self, q_chunk, store, layer):
+            return [0]
+
+    with ChunkedPrefill(store_of_two(), Forgetful(4)) as chunked:
+        with pytest.raises(TypeError, match="'full' must return a BlockChoice, not list"):
+            chunked.attend(0, ROWS, ROWS, ROWS)

@@ -167,3 +167,25 @@ def test_a_ring_ends_its_thread():
     assert threading.active_count() == before
     with pytest.raises(ValueError, match="slots must be at least 1"):
         Ring(Watched(), 0)
+
+
+@SLOTS
+def test_a_second_stream_of_a_ring_is_refused_until_the_first_is_ended(slots):
+    with Ring(Watched(), slots) as ring:
+        first = ring.stream(0, every(12))
+        next(first)
+        with pytest.raises(RuntimeError, match="another stream"):
+            next(ring.stream(0, [(3, None)]))
+        assert next(first)[0] == 1
+        first.close()
+        assert [block for block, _ in ring.stream(0, [(3, None)])] == [3]
+        with pytest.raises(ValueError, match="block 99 is not stored"):
+            with Ring(BlockStore(1, 2, 3), slots) as empty:
+                next(empty.stream(0, [(99, None)]))
+
+
+@SLOTS
+def test_a_block_may_be_wanted_twice(slots):
+    with Ring(Watched(), slots) as ring:
+        assert [(block, rows.k.max()) for block, rows in
+                ring.stream(0, [(3, None), (3, None), (0, None)])] == [(3, 3), (3, 3), (0, 0)]
