@@ -14,6 +14,7 @@ from course_lib.show.ring_timeline import RingTimelineExplorer
 from course_lib.show.roofline import RooflineExplorer
 from course_lib.show.rounding import RoundingBiasExplorer
 from course_lib.show.vote import VoteExplorer
+from course_lib.show.weight_block import WeightBlockExplorer
 
 __all__ = [
     "BlockSelectionExplorer",
@@ -30,4 +31,5 @@ __all__ = [
     "RooflineExplorer",
     "RoundingBiasExplorer",
     "VoteExplorer",
+    "WeightBlockExplorer",
 ]

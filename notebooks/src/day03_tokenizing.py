@@ -737,7 +737,8 @@ print("same characters:", engine.decode(safe) == engine.decode(careless))
 
 # %% [markdown]
 r"""
-Three turns were opened where one user spoke once. (The last open one is the beginning of the answer.)
+The careless ids hold one turn more, a system turn that the user wrote. (The last turn opened is the beginning of the
+answer.)
 
 ### Read together: two encoders
 
@@ -837,7 +838,7 @@ Cite, as `"path:first-last"`: `chat_call`, the line of `Engine.chat` where messa
 the tokenizer where a piece becomes ids, by one of two ways; `no_added`, the line that leaves control tokens out of
 the second encoder's vocabulary; `bare`, the line of `prompt_ids` that makes a prompt *without* the template.
 
-Give `control_in_talk`, how many control tokens a conversation of 4 messages has with the beginning of an
+Give `control_in_talk`, how many control tokens a conversation of 7 messages has with the beginning of an
 answer; and `stops_at`, the id at which the shipped model ends its answer.
 
 In two or three sentences: a benchmark feeds a chat model plain text and finds that it "cannot recall". What do

@@ -30,11 +30,10 @@ from course_lib.engine.conversion import load_weights
 from course_lib.lab import rounding_rules
 from course_lib.lab.needle import NeedleOptions, holds_value, prompt_of
 from course_lib.paths import MODELS
-from course_lib.show import QuantizationErrorExplorer, RoundingBiasExplorer
+from course_lib.show import RoundingBiasExplorer, WeightBlockExplorer
 from course_lib.show.block_bytes import block_bytes
 from course_lib.show.c_source import c_function
 from course_lib.show.error_plots import error_histograms
-from course_lib.show.quantization import quantize_with_outlier
 from course_lib.show.text import fmt, percent
 
 print("backend:", backend.info().name)
@@ -177,26 +176,27 @@ scale's rounding moves it.
 ### What an outlier does
 
 One scale serves 32 weights, so one large weight sets the step for its 31 neighbours. **Write down a prediction:** when the
-largest value of this block is raised, ×2, ×4, … ×32, does the error of the others stay, grow in proportion, or grow
+largest weight of this block is raised, ×2, ×4, … ×32, does the error of the others stay, grow in proportion, or grow
 faster? How many of the 32 have become 0 at ×32?
 
-Move `outlier ×`. (The explorer calls a row that it was given "toy numbers"; these are the block from above. Its K and V rows belong to
-day 9. It keeps its scale in float32, so it shows the first of the two errors only.)
+Then move `outlier ×`. The errors are drawn in steps, so watch $d$, too: a step is eight times as long here. `block` and `matrix` lead to other
+weights of the model.
 """
 
 # %%
-QuantizationErrorExplorer(engines["f32"], row=x, rule="half_away", outlier=8)
+explorer = WeightBlockExplorer(outlier=8)
+explorer
 
 # %%
 for factor in (1, 2, 4, 8, 16, 32):
-    r = quantize_with_outlier(x, rule="half_away", outlier=factor)
-    rest = np.delete(np.abs(r["error"]), r["peak"]).mean()
-    print(f"× {factor:>2}: step {r['scale']:.2g}, mean |error| of the others {rest:.2g}, "
-          f"codes 0: {int((r['q'] == 0).sum())} of 32")
+    r = explorer.compute(outlier=factor)
+    rest = np.delete(np.abs(r["error"]), np.abs(x).argmax()).mean()
+    print(f"× {factor:>2}: step {r['d']:.2g}, mean |error| of the others {rest:.2f} steps = "
+          f"{rest * r['d']:.2g}, codes 0: {int((r['codes'] == 0).sum())} of 32")
 
 # %% [markdown]
 r"""
-In proportion, and then values vanish. So blocks should be small? Each block pays 16 bits for its scale. **Why 32?** The
+In steps it stays about ¼; the step grows, and the error with it, in proportion. And then values vanish. So blocks should be small? Each block pays 16 bits for its scale. **Why 32?** The
 cell quantizes the matrix with one scale for 8, 32, 160 (a row) and all weights; then once more with a single
 weight of the matrix raised ×32.
 """
@@ -456,7 +456,13 @@ r"""
 Element 20 is the high half of the byte over "4": `98`, so its code is 9, its value one step. (In hexadecimal a nibble is one digit, the left one
 high.) The order is made for vector registers: one load of 16 bytes, `& 15` gives elements 0 to 15 in order, `>> 4` gives 16 to 31 in
 order, and nothing has to be shuffled.
+
+Here is the same block live. *Predict*: which byte and half holds element 5, the extreme, and what stands there? Move `element`. Then look for a
+block with a negative $d$, and for one where an error leaves the band: a weight that was cut off.
 """
+
+# %%
+WeightBlockExplorer(kind="q4_0", element=5)
 
 # %% [markdown] course={"id": "d04.a2", "kind": "A", "role": "card"}
 r"""
@@ -543,7 +549,8 @@ Open [weight_blocks.py](../course_lib/weight_blocks.py), [pack.c](../kernels_pyx
 Cite, as `"path:first-last"`: `packs`, the line of `_q4_0_codes` that puts two codes into a byte; `packs_in_c`, the line of C that does; `unpacks`, the line
 of `_q4_0_signed` that takes a byte apart again; `cousin`, the line of `dequantize_q4_1`, another 4-bit format, that takes its bytes apart.
 
-Give `byte_of_20`, in which of a block's 18 bytes (counted from 0, the scale included) the code of element 20 is; `half_of_20`, `low` or `high`; and `code_of_extreme`.
+Give, for weight number 100 of a *row* of 160 weights, counted from 0: `byte_of_100`, at which byte of the row's Q4_0 bytes its code is, and `half_of_100`, `low` or `high`.
+And `code_of_extreme`.
 
 In two or three sentences: a colleague pairs neighbours (element $2j$ low, $2j + 1$ high) in both his packer and his unpacker. Which tests pass,
 and which one finds it?
@@ -564,8 +571,8 @@ d04_b2 = {
     "packs_in_c": "",
     "unpacks": "",
     "cousin": "",
-    "byte_of_20": None,  # a number
-    "half_of_20": "",  # a word: low or high
+    "byte_of_100": None,  # a number
+    "half_of_100": "",  # a word: low or high
     "code_of_extreme": None,  # a number
 }
 
@@ -705,7 +712,7 @@ r"""
 
 Somebody gives you weights and the codes that a converter made of them, but not the converter. Which rule is in it?
 
-* **Most numbers tell the first three rules from the other two**: one negative weight with code one too high is enough.
+* **Most numbers tell the first three rules from the other two**: one code that is more than half a step off is enough.
 * **Only ties tell the first three apart.** Real weights are no ties... or are they? A weight is a tie if $127\,w/m$ ends in
   exactly ½, for instance $w = \pm m/2$: 63.5.
 

@@ -44,6 +44,8 @@ MOVES = {
     "RooflineExplorer": Moves("", "kernel", "batch", 64),
     "RoundingBiasExplorer": Moves("source='model'", "values", "head", 1),
     "VoteExplorer": Moves("", "rule", "threshold", None),
+    "WeightBlockExplorer": Moves("", "kind", "element", 20),
+    "WeightBlockExplorer": Moves("", "element", "outlier", 8),
 }
 DAY_10 = Moves("k=1", "k", "n_probe", 1)
 FIRST = """from course_lib.show import *
@@ -97,6 +99,8 @@ def states(explorer: Explorer, moves: Moves) -> dict[str, Any]:
 
 def write(folder: Path) -> None:
     """Write book.ipynb, book.html and expected.json."""
+    known = {name for name in show.__all__ if name.endswith("Explorer") and name != "Explorer"}
+    assert known == set(MOVES), f"say in MOVES how to move {known ^ set(MOVES)}"
     cells, expected = [nbformat.v4.new_code_cell(FIRST, id="first")], []
     for number, (name, moves) in enumerate(MOVES.items(), 1):
         source = f"{name}({moves.arguments})"

@@ -535,7 +535,7 @@ READINGS = {
                           symbol="_without_added_tokens"),
         "bare": Lines("course_lib/lab/prompts.py", "tokenizer.encode(content",
                       symbol="prompt_ids"),
-        "control_in_talk": 9,
+        "control_in_talk": 15,
         "stops_at": 2,
     },
 }

@@ -508,8 +508,8 @@ READINGS = {
                          symbol="_q4_0_signed"),
         "cousin": Lines("course_lib/engine/gguf_types.py", "(bytes_ & 15, bytes_ >> 4)",
                         symbol="dequantize_q4_1"),
-        "byte_of_20": 6,
-        "half_of_20": "high",
+        "byte_of_100": 60,
+        "half_of_100": "low",
         "code_of_extreme": 0,
     },
     "d04.b3": {

@@ -70,22 +70,23 @@ PackedMatrix separates codes from scales and interleaves rows, so that a load is
 """,
     "d04.b2": """
 _q4_0_codes packs code j low and j + 16 high, the C packer does the same in its last loop,
-_q4_0_signed and dequantize_q4_1 take a byte apart into & 15 and >> 4. Element 20 is j = 4 in the
-high half, byte 2 + 4 = 6 of the block. The colleague's round trip passes, every error bound and
-histogram passes, even the model's answers pass as long as his own unpacker reads the blocks: both
-sides are wrong together. A comparison with bytes from elsewhere finds it: the gguf package, a
-file of llama.cpp, the C kernel, or one written-out block with known bytes.
+_q4_0_signed and dequantize_q4_1 take a byte apart into & 15 and >> 4. Weight 100 is element 4 of
+block 3, low half of byte 3 * 18 + 2 + 4 = 60 of the row. The colleague's round trip passes, every
+error bound and histogram passes, even the model's answers pass as long as his own unpacker reads
+the blocks: both sides are wrong together. A comparison with bytes from elsewhere finds it: the
+gguf package, a file of llama.cpp, the C kernel, or one written-out block with known bytes.
 Rubric: 1 point: round trip and model pass because both halves agree; 1 point: only foreign bytes
 (golden block, other implementation) find it.
 """,
     "d04.b3": """
 Activations: ties to even, by adding and subtracting 1.5 * 2^23; Q8_0 weights: half_away; rows:
 half_up; Q4_0: trunc(y + 8.5), which on y >= -8 is never negative, so that cutting off is floor:
-half_up. The biased rule cuts off y + 0.5, negative for y below -1/2, and there cutting off goes
-up, toward zero. With the 8 behind the conversion Q4_0 would have that rule: every weight with y
-below -1/2 that is not a whole number or a tie comes out one code higher, codes 0 stay (y = -8 is
-whole); about half of all weights. The error histogram by sign shows it at once (mean 1 on
-negatives, in the sense of y), and so does possible_rules; the model's answers at 4 bits do, too.
+half_up. The biased rule cuts off y + 0.5, which is negative for y below -1/2, and there cutting
+off goes up, toward zero. With the 8 behind the conversion Q4_0 would have that rule: every weight
+with y below -1/2 comes out one code higher, except ties; even the extreme, -8, becomes -7, code
+1, so no block has its largest weight right. That is about half of all weights. The histogram of
+errors by sign shows it at once (mean 1 on negative y), and so do possible_rules and the model's
+answers at 4 bits.
 Rubric: 1 point: the offset keeps the argument positive, so cutting off is floor; 1 point: weights
 on the negative side of y move one code up, found by errors by sign (or the classifier).
 """,
