@@ -520,9 +520,9 @@ print("same bits in all ten runs:", all(np.array_equal(run.output, first) for ru
 # %% [markdown]
 r"""
 On slow storage two slots should take little more than half of the time, three and four hardly less: loads of equal
-length, as planned. On the fast file there is nothing to win: loading is a few per cent of computing, so a perfect ring
-saves a few per cent, and the second thread, the queues and the two caches it stirs cost about as much. (On a busy
-machine both lines jump. Run the cell again.)
+length, as planned. On the fast file there is hardly anything to win: loading is a small share of the time, and a perfect ring
+could save that share, no more. What it costs, you see in the line "1 slot": nothing overlaps there, but every block is handed
+over, and it is *slower* than no ring. (On a busy machine all lines jump. Run the cell again.)
 
 To see the ring lose, make the computation small: 8 queries instead of 256. Then a block takes tens of microseconds to
 load and, on compiled kernels, as many to compute; and waking a thread takes as long.
