@@ -815,7 +815,7 @@ record = run["records"][exp_walk.stretch_of(exp_walk.ExpWalk(), -1.5)]
 again = exp_walk.exp_records(None, exp_walk.ExpWalk(), record["index"], every=257)[0]
 print(f"record {record['index']}: {record['floats']:,} floats from {record['from']:g} to "
       f"{record['to']:g}, largest error {record['max_ulp']} ulp   (recorded)")
-print(f"every 257th of them again: largest error not above the recorded one:",
+print("every 257th of them again: largest error not above the recorded one:",
       again["max_ulp"] <= record["max_ulp"], "  (this machine)")
 
 # %% [markdown]

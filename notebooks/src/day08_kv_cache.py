@@ -732,7 +732,7 @@ slots_memory[5, 0] = 0  # slot 5 is in use by nobody
 print(audit(slots_memory, [0, 3, None, 1], 120))  # and block 2 was lost
 try:
     audit(slots_memory, [0, 3, 3, 1], 120)  # or was given block 1's slot
-except ValueError as error:
+except ValueError:
     print("two blocks in one slot: ValueError")
 
 # %% [markdown]
