@@ -1,4 +1,4 @@
-"""Pictures that do not move: a sweep over k, and stacked costs."""
+"""Pictures that do not move: a sweep over k, recall against its price, and stacked costs."""
 
 from __future__ import annotations
 
@@ -48,6 +48,38 @@ def recall_by_k(curves: Mapping[str, Mapping[int | str, float]], *, label: str,
                                            for k in ks)]
     lines += [f"{name:<{width}}" + "".join(f"{fmt(v):>8}" for v in curve.values())
               for name, curve in curves.items()]
+    return Picture(figure, "\n".join(lines))
+
+
+def recall_against_cost(curves: Mapping[str, Mapping[str, tuple[float, float]]], *, label: str,
+                        cost: str, recall: str = "recall") -> Picture:
+    """One line per curve through its points (cost, recall), each a share of 0 … 1:
+    `{"any": {"τ = 0.5": (0.98, 0.96), …}}`.
+
+    label as for recall_by_k; it should say what the points are, whose names stand in the twin
+    only. cost and recall name the axes. Raises ValueError for none or more than four curves.
+    """
+    if not 1 <= len(curves) <= len(_LINES):
+        raise ValueError(f"give 1 to {len(_LINES)} curves, not {len(curves)}.")
+    with course_style():
+        figure = new_figure(3.8)
+        ax = figure.add_axes((0.085, 0.14, 0.89, 0.72))
+        look = zip(curves.items(), _LINES, _SHADES, strict=False)
+        for (name, points), (marker, size, dashes), color in look:
+            x, y = zip(*points.values(), strict=True)
+            ax.plot(x, y, marker=marker, ms=size, ls=dashes, color=color, mec=INK, label=name,
+                    clip_on=False, zorder=3)
+        ax.set(xlabel=cost, ylabel=recall, ylim=(0, 1.02))
+        ax.xaxis.set_major_formatter(lambda v, _: f"{100 * v:.0f} %")
+        ax.yaxis.set_major_formatter(lambda v, _: f"{100 * v:.0f} %")
+        ax.grid()
+        ax.legend(loc="lower right")
+        figure.text(0.012, 0.945, label, color=MUTED, va="center")
+    width = max(map(len, curves))
+    lines = [f"{label}: {cost} → {recall}"]
+    lines += [f"{name:<{width}}  " + "  ".join(
+        f"{text}: {fmt(x)} → {fmt(y)}" for text, (x, y) in points.items())
+        for name, points in curves.items()]
     return Picture(figure, "\n".join(lines))
 
 

@@ -14,7 +14,7 @@ from matplotlib.textpath import TextPath
 
 from course_lib.show.style import PAPER, Meaning
 
-_SMALLEST = 9.0  # points of a cell's side below which letters cannot be read
+_SMALLEST = 8.5  # points of a cell's side below which letters cannot be read
 
 
 class TileGrid:

@@ -67,8 +67,9 @@ class VotePicture:
         lost = ", ".join(str(h) for h, _ in r["lost"])
         self._says.set_text(
             f"reads {percent(r['read_density'])} of the blocks, {percent(r['kept_mass'])} of the "
-            "estimated mass; " + (f"LOST to KV head{'s' * (len(r['lost']) > 1)} {lost}: the block "
-                                  "it looks for" if lost else "no needle is lost"))
+            "estimated mass; " + (f"LOST: what KV head{'s' * (len(r['lost']) > 1)} {lost} "
+                                  f"look{'s' * (len(r['lost']) == 1)} for" if lost
+                                  else "no needle is lost"))
 
     def _draw_ballots(self, r: dict[str, Any], rows: int) -> None:
         words = np.where(r["ballots"].reshape(rows, -1), "kept", "not_selected").astype(object)

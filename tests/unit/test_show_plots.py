@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from course_lib.show.plots import cost_bars, recall_by_k
+from course_lib.show.plots import cost_bars, recall_against_cost, recall_by_k
 from course_lib.show.text import drawable, fmt, percent, plural
 
 
@@ -20,6 +20,20 @@ def test_a_sweep_prints_every_point():
     assert picture.png() == recall_by_k(curves, label="recorded: 60 prompts").png()
     lower = recall_by_k(curves | {"off": {1: 0.2, 32: 0.9, "exact": 1.0}}, label="x")
     assert lower.png() != recall_by_k(curves, label="x").png()
+
+
+def test_recall_against_cost_prints_every_point():
+    curves = {"any": {"τ = 0.5": (0.979, 0.964), "τ = 0.9": (1.0, 1.0)},
+              "majority": {"τ = 0.5": (0.5416, 0.5536)}}
+    picture = recall_against_cost(curves, label="recorded", cost="attention computed")
+    assert picture.summary().splitlines() == [
+        "recorded: attention computed → recall",
+        "any       τ = 0.5: 0.979 → 0.964  τ = 0.9: 1 → 1", "majority  τ = 0.5: 0.542 → 0.554"]
+    drawn = [line.get_xydata().tolist() for line in picture.figure.axes[0].get_lines()]
+    assert drawn == [[[0.979, 0.964], [1.0, 1.0]], [[0.5416, 0.5536]]]
+    for wrong in ({}, {str(i): {"a": (0.0, 0.0)} for i in range(5)}):
+        with pytest.raises(ValueError):
+            recall_against_cost(wrong, label="", cost="")
 
 
 def test_costs_are_stacked_and_summed():
