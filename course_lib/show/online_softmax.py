@@ -163,7 +163,7 @@ def describe(r: dict[str, Any]) -> str:
                      f"   in the end {fmt(r['out'][c])}")
     lines.append(f"last token: {last_step(r)}")
     lines.append(f"rescales so far: {r['rescales_so_far']}, in the end {r['rescales']} of {r['n']}"
-                 f"   (random order, on average: {fmt(r['expected'])})")
+                 f"   (different scores in random order: {fmt(r['expected'])} on average)")
     if r["n"] <= _TABLE_ROWS:
         lines.append(f"{'score':>7} {'M':>7} {'shrink':>7} {'weight':>7} {'S':>7} {'A':>7} "
                      f"{'A/S':>7}")
