@@ -93,15 +93,15 @@ RING: Mapping[str, Meaning] = {
 
 # Why a prefill policy keeps a block of one head's mask, or reads it for all.
 PREFILL: Mapping[str, Meaning] = {
-    "sink": Meaning("S", "#4b2e83", PAPER, "", "sink"),
-    "diagonal": Meaning("D", "#0e7c66", PAPER, "", "diagonal"),
+    "sink": Meaning("S", "#35196b", PAPER, "", "sink"),
+    "diagonal": Meaning("D", "#159078", PAPER, "", "diagonal"),
     "threshold": Meaning("T", "#f0a830", INK, "", "threshold"),
     "budget": Meaning("B", "#f0a830", INK, "", "budget"),
     "vote": Meaning("V", "#f0a830", INK, "", "vote"),
-    "safety_first": Meaning("F", "#4b2e83", PAPER, "", "first, always"),
-    "safety_last": Meaning("L", "#0e7c66", PAPER, "", "last, always"),
+    "safety_first": Meaning("F", "#35196b", PAPER, "", "first, always"),
+    "safety_last": Meaning("L", "#159078", PAPER, "", "last, always"),
     "all": Meaning("A", "#9a9a9a", INK, "", "everything"),
-    "extra": Meaning("x", "#b3261e", PAPER, "", "extra"),
+    "extra": Meaning("x", "#a01f1a", PAPER, "", "extra"),
     "not_selected": Meaning("·", "#ececec", MUTED, "", "not read"),
 }
 
