@@ -284,8 +284,9 @@ check("d05.a1", q8_dot)
 
 # %% [markdown]
 r"""
-Your function (ours, until it passes) against the engine's own product, on a real matrix: the first 100
-outputs of "gate and up" in layer 0, last token.
+Your function (ours, until it passes) against the engine's own product, {see course_lib/linear.py linear}, on a
+real matrix: the first 100 outputs of "gate and up" in layer 0, last token. (`PackedMatrix` holds Q8_0 blocks in the
+order in which the kernels read them.)
 """
 
 # %%
@@ -679,6 +680,9 @@ neighbours you can often ask for more. **Write down, before you run anything, wh
   *derive*;
 * may change nothing at all: a **bit gate** (逐位门). One different bit is a failure.
 
+(What runs each build and keeps every intermediate row is {see course_lib/lab/stages.py run_stages}: one product per
+matrix, and that product is the build's.)
+
 Which of the five switches deserve the bit gate? Decide now.
 """
 
@@ -739,6 +743,9 @@ Every bound also gets $2 \cdot 160\, u \sum |w_i x_i|$ for what NumPy's own floa
 
 Behind this product the builds' inputs differ already, and a bound would have to follow the error through all layers.
 That is hard and gives huge numbers. The bit gate has no such trouble: it looks at all 35 stages.
+
+The last line of the cell is this gate's positive control: a real mistake must be caught. (Not in *every* output: a bound allows for the
+worst case, and some outputs are lucky.)
 """
 
 # %%
@@ -757,6 +764,10 @@ BOUND = {"q8 weights": x_by_block @ w_s.T / 2 * 1.125 + floats,
          "blocks backwards": 2 * 5 * u * terms.sum(axis=2)}
 print("outputs bounded:", BOUND["q8 weights"].size, "· largest bounds:",
       {switch: float(f"{b.max():.1g}") for switch, b in BOUND.items()})
+shifted = (block_sums * (np.roll(x_s, 1, axis=1)[:, None] * w_s[None])).sum(axis=2)
+outside = np.abs(shifted - h @ w.T) > BOUND["q8 activations"] + BOUND["q8 weights"]
+print("positive control, every block with its neighbour's scale: outputs outside the bound:",
+      f"{outside.mean():.0%}")
 
 # %% [markdown]
 r"""
@@ -877,8 +888,8 @@ stage_differences(good, bad, label="this machine: share of numbers whose bits di
 
 # %% [markdown]
 r"""
-54 wrong numbers out of 21,280. Three stages later it is a third, one attention later it is all: attention
-mixes every token into those after it. **Every stage behind the first difference looks broken.** Nothing
+54 wrong numbers out of 21,280. One stage later it is a third of all numbers, one attention later nearly every one:
+attention mixes each token into those after it. **Every stage behind the first difference looks broken.** Nothing
 there is worth looking at.
 
 Why are q, k and v right, and the *attention out* matrix wrong? Look at the switch's own words: "where a
@@ -1021,7 +1032,8 @@ r"""
 1. With weights *and* activations as int8 codes, a dot product is whole numbers with one multiplication
    and one addition of floats per 32; the rounding of x costs about as much accuracy as that of w, and
    hardly any time.
-2. SDOT adds four int8 products to an int32 lane; four, and not sixteen bits, is why nothing is lost.
+2. SDOT widens each product to 32 bits before it adds four of them to a lane, so nothing is lost; how long such
+   sums may run on is a proof, not a hope.
 3. Two runs that differ in one variable can be compared bit by bit; two that differ in five cannot. Look
    for the *first* difference, test your gate with a negative and a positive control, then test the repair.
 

@@ -206,7 +206,8 @@ for d in (64, 256, 1024, 4096):
 r"""
 ### Read together: the kernel's order
 
-Here it is in C. `v16` is a bundle of 16 floats, whatever the machine's registers hold; `v16_fma(a, a, sum)` is one
+Here it is in C. `v16` is a bundle of 16 floats, whatever the machine's registers hold
+({see kernels_pyx/c/v16.h "v16: sixteen floats that" "else is fused"}); `v16_fma(a, a, sum)` is one
 step of all 16 lanes.
 """
 
@@ -402,7 +403,8 @@ Dividing by the size does not care about the order. **The gain does**: it stretc
 the second, and after a turn the numbers are not the same ones. Only where both halves of a pair have the *same* gain may
 you swap.
 
-Now the real model. Its gains differ by up to a factor of almost three within a pair. Swap norm and turn in all layers, change
+Now the real model. Between its matrix and attention stands {see course_lib/lab/stages.py norm_then_turn}, and today's
+cells replace just that. Its gains differ by up to a factor of almost three within a pair. Swap norm and turn in all layers, change
 nothing else. **Predict**: will the answer change? And what happens if you first replace the two gains of every pair by
 their mean, and swap *then*?
 """
@@ -704,7 +706,8 @@ A picture is not a line. For vision, Qwen's **MRoPE** (multimodal RoPE, day 17) 
 pairs out among them: Qwen3-VL's `mrope_section` 24, 20, 20 of 64 pairs. Which pair belongs to which axis differs between models of the family:
 in blocks, or taking turns.
 
-Our engine does not have MRoPE. It reads such checkpoints for text and *ignores* the sections. Is that allowed?
+Our engine does not have MRoPE. It reads such checkpoints for text and *ignores* the sections
+({see course_lib/engine/rope.py RopeScaling.from_parameters}). Is that allowed?
 Text has $t = h = w$. **Predict**: equal bits, or nearly equal?
 """
 
@@ -775,7 +778,7 @@ for p in (100, 1000, 10_000, 100_000, 1_000_000):
 r"""
 (The float64 column is derived, not measured: the same arithmetic with 53 bits.)
 
-At 2,000 tokens the angle is off by $10^{-4}$ radians and nobody notices. At 100,000 it is 0.0065, a third of a degree; at a million three degrees. The fast
+At 1,000 tokens the angle is off by less than $10^{-4}$ radians and nobody notices. At 100,000 it is 0.0065, a third of a degree; at a million three degrees. The fast
 pairs suffer most, and they are the ones that tell neighbours apart. (All but the very first: its frequency is exactly 1, and whole numbers are exact.) So should an engine compute the angle in float64? It would be *more exact than what the weights were trained
 with*: training code multiplies in float32 as well. Our engine keeps the float32 product on purpose, then takes a very exact cos and sin of it.
 """
