@@ -35,9 +35,6 @@ class Exhibit(NamedTuple):
 
 
 EXHIBITS = (
-    Exhibit("WeightBlockExplorer", "weight_block", "Thirty-two weights, byte by byte", 4,
-            "A block of a real weight matrix in 8 or 4 bits: what is read back, and where each "
-            "code lies.", {"kind": "q4_0", "element": 20}),
     Exhibit("WeightBlockExplorer", "weight_block", "Eighteen bytes for 32 weights", 4,
             "A block of the shipped model's weights, its errors in steps, and every byte of it: "
             "which holds the scale, and which the code of the element you ask for.",
