@@ -6,7 +6,7 @@ r"""
 the engine is the program that runs it.
 
 **You will be able to** read a model file with nothing but `struct` and `json`, and turn its 16-bit numbers into floats bit by
-bit · say how much memory it takes to touch one tensor, and check that against the system's books · test a
+bit · say how much memory it takes to touch one tensor, and check that against the system's own figures · test a
 converter, with the inputs on which converters fail.
 
 **Time** 90 minutes, six exercises. The notebook itself runs in a few seconds, offline.
@@ -272,22 +272,23 @@ print(inspect.getsource(SafetensorsFile._place))
 r"""
 ### Exercise 2-1 B · where a lie is caught
 
-10 minutes · difficulty 2/3 · 4 points
+8 minutes · difficulty 2/3 · 4 points
 
-Open [safetensors_file.py](../course_lib/engine/safetensors_file.py). Cite the line (or the `if` with its lines) that catches each lie:
+Open [safetensors_file.py](../course_lib/engine/safetensors_file.py). The package sees most lies first (`_check_layout`). Cite the loader's own line,
+or `if` with its lines, that would catch each:
 
 * `huge_header`: a header of $2^{60}$ bytes, before anything of that size is reserved;
 * `outside`: offsets that end behind the file;
 * `wrong_size`: a shape that does not fit its offsets;
 * `widens`: not a lie, but the line that makes f32 from bf16;
 * `largest_header`: the largest header that the loader reads, in MiB (a number);
-* `first_number`: the byte of the shipped file at which the last tensor, `model.norm.weight`, begins (a number; use `take_apart`).
+* `first_number`: the byte of the shipped file at which the last tensor, `model.norm.weight`, begins (a number; `weight_file.take_apart(raw)` gives the header as a dict).
 
 Then say in two sentences: why is the length of the header checked twice (once against a constant, once against the file), and who sees
 to it that two tensors do not overlap? (For the second, read `_check_layout`.)
 """
 
-# %% [markdown] course={"id": "d02.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 2}
+# %% [markdown] course={"id": "d02.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d02.b1 -->
 Answer: …
@@ -319,7 +320,7 @@ There are two ways to get bytes of a file into a program.
 * **mmap** (内存映射) promises you an address range that *looks* like the file. Nothing is copied. When you touch an address for the first time, the
   processor stops, the system puts the **page** (页) of the file, usually 4,096 bytes, behind that address, and you go on. That stop is a **page fault** (缺页).
 
-Both go through the **page cache** (页缓存): the system keeps the pages of files that were used lately in memory that nobody needs otherwise. A file is **hot** when its pages are there,
+Both go through the **page cache** (页缓存): the system keeps pages of recently used files in memory that nothing else needs. A file is **hot** when its pages are there,
 and **cold** when they must come from the disk.
 
 Memory, too, has two kinds: a process's *own* pages, which nobody else can use, and *mapped* pages of files, which the system shares and may
@@ -339,7 +340,7 @@ print(f"{len(large)} tensors, {size:,} bytes; one of them: {tensor_bytes:,} byte
 
 # %% [markdown]
 r"""
-We want that one tensor of 40,960 bytes. Three ways, each in a fresh process that does nothing else, so that the books are clean: read the whole file; seek to
+We want that one tensor of 40,960 bytes. Three ways, each in a fresh process, so that nothing else is counted: read the whole file; seek to
 the place and read that part; map the file and touch that part. Then the same with a file that the system has been asked to forget.
 
 **Predict:** which of the three makes the process grow by how much? And how much slower is cold?
@@ -380,11 +381,11 @@ What to see in the table (your numbers, on your machine):
 * **Mapping 31 MB costs nothing; touching costs.** The whole file looks readable at once, but the process grows by what it touches.
 * **Touching costs more than you touch.** One byte brings at least one page, and Linux maps a group of sixteen around it. If the file lies in
   the page cache in larger pieces, it maps those, up to 2 MB. That is why *hot* may grow more than *cold*.
-* **Cold is another world.** A part of a cold file waits for the disk. Look also at the last column after a cold touch: the system read far more than
-  was asked for. It guesses that you will go on (**readahead**, 预读).
-* **Own or mapped, the RSS is the same sum**, but mapped pages can be taken back when memory is short, without a write. Own pages must first be written to disk (swap), if there is room for that.
+* **Cold is another world.** A part of a cold file waits for the disk. Look also at the last column after a cold touch of a mapped part: the system may have
+  read far more than was asked for. It guesses that you will go on (**readahead**, 预读).
+* **Own or mapped, it counts in the RSS**, but when memory is short, mapped pages can simply be dropped. Own pages must first be written to disk (swap), if there is room.
 
-How the books are read, in a few lines each: {see course_lib/lab/page_cache.py memory_now}, {see course_lib/lab/page_cache.py in_page_cache}, and what each
+How these figures are read, in a few lines each: {see course_lib/lab/page_cache.py memory_now}, {see course_lib/lab/page_cache.py in_page_cache}, and what each
 fresh process does: {see course_lib/lab/page_cache.py touch}.
 
 If the line says that the file could not be forgotten, your folder for temporary files lies in memory itself (tmpfs), and "cold" is as hot as "hot". No table
@@ -405,7 +406,7 @@ are then in memory:
   the file;
 * what is there already does not come again. A length of 0 touches nothing.
 
-`ValueError` for an access that is not inside the file, and for `page` or `around` below 1.
+`ValueError` for an access that is not inside the file or has a negative length, and for `page` or `around` below 1.
 
 <details><summary>Hint</summary>
 
@@ -433,7 +434,7 @@ check("d02.a2", resident_bytes)
 
 # %% [markdown]
 r"""
-The estimate against the system's books, for three ways to use the file: one tensor, the same tensor of all twelve copies, and the whole file.
+The estimate against the system's figures, for three ways to use the file: one tensor, the same tensor of all twelve copies, and the whole file.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -461,7 +462,7 @@ those, and more is resident; never less than what was touched. So treat it as an
 ### The other half: the copy that you make
 
 A 16-bit weight is not what the processor computes with; the engine makes f32 of it. That copy is memory of your own, however cleverly the file was opened. Two ways
-to convert all tensors of the big file, and the peak of what Python and NumPy allocated:
+to convert all tensors of the big file, and the peak of what Python and NumPy allocated (`tracemalloc` keeps that count):
 """
 
 # %%
@@ -484,7 +485,7 @@ for convert in (whole_file, in_pieces):
 # %% [markdown]
 r"""
 Twice the file is needed: four bytes instead of two. The careless way holds the file's bytes and the result together. The loader takes a quarter of a million
-numbers at a time and needs nothing to speak of besides its result. On a board with 8 GB this decides whether a model loads.
+numbers at a time and needs nothing to speak of besides its result. For a file of 2.5 GB that is 7.5 GB or 5: on a board with 8 GB, two worlds.
 
 So why does this loader not map? Because of the following. A program maps a file; meanwhile another one, a download perhaps, cuts it short:
 """
@@ -516,7 +517,7 @@ back with fewer bytes. So the engine *reads* files that come from elsewhere, and
 r"""
 ### Exercise 2-2 B · which lines touch pages
 
-10 minutes · difficulty 3/3 · 4 points
+8 minutes · difficulty 3/3 · 4 points
 
 Open [safetensors_file.py](../course_lib/engine/safetensors_file.py) and [cache_file.py](../course_lib/engine/cache_file.py).
 
@@ -531,7 +532,7 @@ Then say in two or three sentences: the result of `np.empty` is reserved at once
 is the peak of `in_pieces` so near to its result?
 """
 
-# %% [markdown] course={"id": "d02.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 3}
+# %% [markdown] course={"id": "d02.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 3}
 r"""
 <!-- ANSWER d02.b2 -->
 Answer: …
@@ -583,7 +584,7 @@ print("after sorting the names, same SHA-256:", len({hashlib.sha256(f).digest() 
 # %% [markdown]
 r"""
 Python gives every process another order of a set of texts (a defence against attacks; we fixed the seed only to be sure of two different ones). Both files are *right*: each tensor can be
-read, each value is the same. They are still two files. In one process, a test "convert twice and compare" would have passed. **Run it in two processes.** The same trap: a time stamp in
+read, each value is the same. They are still two files, not even of one length: in another order other offsets are written, some with a digit more. In one process, a test "convert twice and compare" would have passed. **Run it in two processes.** The same trap: a time stamp in
 the metadata, the order of files in a folder, the number of threads.
 
 ### Edges of f16
@@ -617,7 +618,7 @@ and $2^{-25}$ goes down to 0. Over many numbers, ups and downs cancel. Whoever a
 
 ### f16 to bf16: one weight in eight is a tie
 
-The shipped weights are f16: 10 bits of fraction. bf16 has 7. So 3 bits must go, and they are eighths of a step: 0/8 … 7/8. Three converters have been written for this, all one line long; `u` are the bits
+The shipped weights are f16: 10 bits of fraction. bf16 has 7. So 3 bits must go, and they are eighths of a step: 0/8 … 7/8. Three converters, each one line long; `u` are the bits
 of the f32:
 
 * cut off: `u >> 16`
@@ -644,7 +645,7 @@ print("derived  : cut off", -sum(range(8)) / 64, "· half away", (-1 - 2 - 3 + 4
 
 # %% [markdown]
 r"""
-Arithmetic and measurement agree to the third digit. Cutting off makes every weight smaller, by 7/16 of a step on average. Ties away from zero look harmless in a test with random f32 numbers, because there ties
+Arithmetic and measurement agree to the third digit. Cutting off makes weights smaller, by 7/16 of a step on average. Ties away from zero look harmless in a test with random f32 numbers, because there ties
 hardly ever happen; on f16 weights every eighth number is one, and the bias is there. **Test a converter on the numbers that it will meet.**
 
 Would the model have told us?
@@ -761,7 +762,7 @@ print(c_function("pack.c", "half_of"))
 
 # %% [markdown]
 r"""
-Two tricks. For normal numbers: 13 bits must go, so it adds a little less than half of the last kept bit, and one more if that bit is odd; if the fraction runs over, the exponent grows by one all by itself. For
+`MAGNITUDE_MASK` is `0x7fffffff`: all but the sign. `0x38000000` moves the exponent's bias from 127 to 15; `0x3f000000` are the bits of 0.5. Two tricks. For normal numbers: 13 bits must go, so it adds a little less than half of the last kept bit, and one more if that bit is odd; if the fraction runs over, the exponent grows by one all by itself. For
 subnormal ones, it lets the processor round: next to 0.5, a float32 has its last bit exactly at $2^{-24}$, the step of f16's smallest numbers. (It does not care about infinity; its caller refuses what is too large.)
 """
 
@@ -769,7 +770,7 @@ subnormal ones, it lets the processor round: next to 0.5, a float32 has its last
 r"""
 ### Exercise 2-3 B · the line that decides
 
-10 minutes · difficulty 2/3 · 5 points
+8 minutes · difficulty 2/3 · 5 points
 
 Open [pack.c](../kernels_pyx/c/pack.c), [weight_blocks.py](../course_lib/weight_blocks.py) and [half_floats.py](../course_lib/half_floats.py).
 
@@ -784,7 +785,7 @@ Open [pack.c](../kernels_pyx/c/pack.c), [weight_blocks.py](../course_lib/weight_
 Then explain in two or three sentences why `0xfff` plus the last kept bit is "half, ties to even": what happens to a remainder just below half, exactly half, just above?
 """
 
-# %% [markdown] course={"id": "d02.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 10, "difficulty": 2}
+# %% [markdown] course={"id": "d02.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d02.b3 -->
 Answer: …

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 
@@ -34,7 +35,9 @@ def _bytes_groups() -> list[Group]:
               [_bytes("several layers", 5, 3, 32, 40, "f32"),
                _bytes("one of each", 1, 1, 1, 1, "f32"),
                _bytes("an odd head_dim", 2, 7, 5, 9, "f16"),
-               _bytes("a block of tokens", 4, 8, 128, 32, "f16")]),
+               _bytes("a block of tokens", 4, 8, 128, 32, "f16"),
+               # The product of powers of two: 2 · 32 layers · 8 heads · 131,072 tokens · 256 bytes.
+               Case("more than 32 bits count", (32, 8, 128, 131_072, "f16"), expect=2**34)]),
         Group("q8", 1, "In q8 every row, of each token, KV head, key and value, has its own factor "
               "of four bytes.",
               [_bytes("the article's heads", 1, 8, 128, 1, "q8"),
@@ -47,7 +50,10 @@ def _bytes_groups() -> list[Group]:
                Case("no layer", (0, 2, 8, 1, "f32"), raises=ValueError),
                Case("no head", (1, 0, 8, 1, "q8"), raises=ValueError),
                Case("rows of nothing", (1, 2, 0, 1, "f16"), raises=ValueError),
-               Case("another format", (1, 2, 8, 1, "bits"), raises=ValueError)]),
+               Case("another format", (1, 2, 8, 1, "bits"), raises=ValueError),
+               Case("a format in capitals", (1, 2, 8, 1, "F16"), raises=ValueError),
+               Case("a format with more behind it", (1, 2, 8, 1, "q8_0"), raises=ValueError),
+               Case("no tokens in another format", (1, 2, 8, 0, "bits"), raises=ValueError)]),
     ]
 
 
@@ -94,6 +100,24 @@ def _refuses_the_empty_text(layers, kv_heads, head_dim, tokens, dtype):
     if tokens < 1:
         raise ValueError("no tokens")
     return _bytes_alternative(layers, kv_heads, head_dim, tokens, dtype)
+
+
+def _counts_in_32_bits(layers, kv_heads, head_dim, tokens, dtype):
+    right = _bytes_alternative(layers, kv_heads, head_dim, tokens, dtype)
+    return int(np.int64(right).astype(np.int32))
+
+
+def _forgives_capitals(layers, kv_heads, head_dim, tokens, dtype):
+    return _bytes_alternative(layers, kv_heads, head_dim, tokens, dtype.lower())
+
+
+def _reads_the_first_letters(layers, kv_heads, head_dim, tokens, dtype):
+    known = {"f3": "f32", "f1": "f16", "q8": "q8"}.get(dtype[:2], dtype)
+    return _bytes_alternative(layers, kv_heads, head_dim, tokens, known)
+
+
+def _asks_nothing_of_the_empty_text(layers, kv_heads, head_dim, tokens, dtype):
+    return tokens and _bytes_alternative(layers, kv_heads, head_dim, tokens, dtype)
 
 
 def _bytes_alternative(layers, kv_heads, head_dim, tokens, dtype):
@@ -248,6 +272,7 @@ _RIGHT = {
         _of("e = np.exp2((s - s.max()) * np.float32(1.44269504)); return e / e.sum()"),
     "through logarithms": _of("s = s.astype(float); m = s.max(); "
                               "return np.exp(s - m - np.log(np.exp(s - m).sum()))"),
+    "rounded to five decimals": _of(_E + "return np.round(e / e.sum(), 5)"),
 }
 _WRONG_VALUES = {
     "half the score": _of("e = np.exp((s - s.max()) / 2); return e / e.sum()"),
@@ -255,6 +280,7 @@ _WRONG_VALUES = {
     "all equal": _of("return np.full(len(s), 1 / len(s), np.float32)"),
     "one more in the sum": _of(_E + "return e / (e.sum() + 1)"),
     "a little off": _of("e = np.exp((s - s.max()) * 1.001); return e / e.sum()"),
+    "shares of 1.00005": _of(_E + "return e / e.sum() * np.float32(1.00005)"),
     "in sorted order": _of(_E + "return np.sort(e / e.sum())"),
     "backwards": _of(_E + "return (e / e.sum())[::-1]"),
     "sign of the scores lost": _of("s = np.abs(s); " + _E + "return e / e.sum()"),
@@ -269,7 +295,7 @@ _WRONG_EDGES = {
                                            "return e / e.sum()"),
     "NaN everywhere": _of("return np.full(len(s), np.nan, np.float32)"),
     "NaN for one score only": _of(_E + "return e / e.sum() if len(s) > 1 else e * np.nan"),
-    "one value for equal scores": _of(_E + "return np.unique(e / e.sum())"),
+    "one value for equal scores": _of(_E + "w = e / e.sum(); return w if np.ptp(s) else w[:1]"),
 }
 
 
@@ -280,11 +306,12 @@ def _softmax_groups() -> list[Group]:
     known = {"base_two": BASE_TWO, "divides_by_max": DIVIDES_BY_MAX, "forgets_max": FORGETS_MAX}
     return [
         Group("right ones", 2, "A right softmax in another arithmetic must be accepted: compare "
-              "with a tolerance, not bit for bit.", cases(_RIGHT, "accepted")),
-        Group("values", 2, "Some wrong weights pass: compare with answers that you know, in an "
-              "order that is not sorted.", cases(known | _WRONG_VALUES, "killed")),
-        Group("edges", 2, "Mind very large and very negative scores, one score, equal scores, and "
-              "that no comparison with NaN is true.", cases(_WRONG_EDGES, "killed")),
+              "with the card's tolerance, not bit for bit.", cases(_RIGHT, "accepted")),
+        Group("values", 2, "Some wrong weights pass: compare with answers that you know, to 1e-5, "
+              "in an order that is not sorted.", cases(known | _WRONG_VALUES, "killed")),
+        Group("edges", 2, "Mind very large and very negative scores, two of them next to each "
+              "other, one score, equal scores, the length, and that no comparison with NaN is "
+              "true.", cases(_WRONG_EDGES, "killed")),
     ]
 
 
@@ -354,13 +381,43 @@ def _wide_tolerance(softmax):
         assert abs(np.asarray(softmax(scores))[0] - 0.5) < 0.01
 
 
+def _known(softmax, tolerance, length=True):
+    """A thorough test, but for its tolerance or the length."""
+    e = math.e / (1 + math.e)
+    for scores, wanted in (
+            (np.log([1, 2, 5]), [1 / 8, 2 / 8, 5 / 8]), (np.log([5, 1, 2]), [5 / 8, 1 / 8, 2 / 8]),
+            ([3], [1]), ([7] * 4, [0.25] * 4), ([10_000, 9_999], [e, 1 - e]),
+            ([-10_000, -9_999], [1 - e, e])):
+        weights = np.asarray(softmax(_f32(*scores)))
+        assert weights.shape == (len(wanted),) or not length
+        assert (np.abs(weights - np.array(wanted)) < tolerance).all()
+
+
+def _stricter_than_the_card(softmax):
+    _known(softmax, 1e-6)
+
+
+def _laxer_than_the_card(softmax):
+    _known(softmax, 1e-4)
+
+
+def _without_the_length(softmax):
+    _known(softmax, 1e-5, length=False)
+
+
+def _large_but_far_apart(softmax):
+    _no_large_scores(softmax)
+    for scores, wanted in ((_f32(1e4, 1e4), (0.5, 0.5)), (_f32(-1e4, -1e4), (0.5, 0.5)),
+                           (_f32(1e4, -1e4), (1, 0)), (_f32(-1e4, 1e4, 0), (0, 1, 0))):
+        assert np.abs(np.asarray(softmax(scores)) - wanted).max() < 1e-5
+
+
 def _kills_everything(softmax):
     raise AssertionError("surely wrong")
 
 
 def _softmax_alternative(softmax):
     """Exact fractions from whole powers, compared through math, and shifts of them."""
-    import math
 
     def near(scores, wanted):
         got = [float(w) for w in softmax(np.array(scores, np.float32))]
@@ -390,6 +447,10 @@ HIDDEN = [
         "counts whole blocks": _whole_blocks,
         "refuses nothing": _refuses_nothing,
         "refuses the empty text": _refuses_the_empty_text,
+        "asks nothing of the empty text": _asks_nothing_of_the_empty_text,
+        "counts in 32 bits": _counts_in_32_bits,
+        "forgives capitals": _forgives_capitals,
+        "reads the first letters": _reads_the_first_letters,
     }),
     Hidden("d01.a2", _path_groups, alternative=_path_alternative, mutants={
         "all norms first": _stages_before_layers,
@@ -411,6 +472,10 @@ HIDDEN = [
         "lets NaN pass": _lets_nan_pass,
         "sorted scores only": _sorted_scores_only,
         "wide tolerance": _wide_tolerance,
+        "stricter than the card": _stricter_than_the_card,
+        "laxer than the card": _laxer_than_the_card,
+        "without the length": _without_the_length,
+        "large scores, but far apart": _large_but_far_apart,
         "kills everything": _kills_everything,
     }),
 ]

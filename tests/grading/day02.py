@@ -59,9 +59,11 @@ def _reads(name, content, tensor, expect):
     return Case(name, (content, tensor), expect=expect, dtype=True)
 
 
-def _lie(name, change, data=bytes(12), **more):
-    entry = {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]} | change
-    return Case(name, (file_of({"x": entry}, data, **more), "x"), raises=ValueError)
+def _lie(name, change, data=bytes(12), longer=0):
+    """A file with a wrong entry, or with a header that claims to be `longer` than it is."""
+    header = {"x": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]} | change}
+    content = file_of(header, data, size=len(json.dumps(header)) + longer)
+    return Case(name, (content, "x"), raises=ValueError)
 
 
 def _read_groups() -> list[Group]:
@@ -92,18 +94,25 @@ def _read_groups() -> list[Group]:
                _lie("offsets backwards", {"data_offsets": [12, 0], "shape": [0]}),
                _lie("offsets behind the data", {"data_offsets": [2, 14]}),
                _lie("a negative offset", {"data_offsets": [-6, 6]}),
+               _lie("two negative offsets", {"data_offsets": [-12, -6], "shape": [3]}),
+               _lie("a size of minus one", {"shape": [-1]}),
                _lie("two negative sizes", {"shape": [-2, -3]}),
                _lie("an unknown dtype", {"dtype": "I16"}),
-               _lie("a header of a terabyte", {}, size=1 << 40)]),
+               _lie("a header of a terabyte", {}, longer=1 << 40),
+               _lie("a header of four gigabytes more", {}, longer=1 << 32),
+               _lie("a header that goes on behind the file", longer=1, data=b"",
+                    change={"shape": [0], "data_offsets": [0, 0]})]),
     ]
 
 
 def _read_with(path, name, *, base=None, widen=None, checks=True, shape=True, dtype=True,
-               offsets=None, metadata=True):
+               offsets=None, metadata=True, length_bytes=8, length=True, front=True, sizes=True):
     """The right answer with one part replaced."""
     with open(path, "rb") as file:
         raw = file.read()
-    size = int.from_bytes(raw[:8], "little")
+    size = int.from_bytes(raw[:length_bytes], "little")
+    if checks and length and 8 + size > len(raw):
+        raise ValueError("lie")
     header = json.loads(raw[8 : 8 + size])
     if metadata:
         header.pop("__metadata__", None)
@@ -112,9 +121,10 @@ def _read_with(path, name, *, base=None, widen=None, checks=True, shape=True, dt
     begin, end = entry["data_offsets"] if offsets is None else offsets(header, name)
     width = {"F32": 4, "F16": 2, "BF16": 2}.get(entry["dtype"])
     if checks:
-        if width is None or not 0 <= begin <= end <= len(data):
+        if width is None or front and begin < 0 or not begin <= end <= len(data):
             raise ValueError("lie")
-        if end - begin != math.prod(entry["shape"]) * width or min(entry["shape"], default=0) < 0:
+        if sizes and (end - begin != math.prod(entry["shape"]) * width
+                      or min(entry["shape"], default=0) < 0):
             raise ValueError("lie")
     part = data[begin:end]
     if entry["dtype"] == "F32":
@@ -151,6 +161,22 @@ def _number_not_bits(path, name):
 
 def _believes_everything(path, name):
     return _read_with(path, name, checks=False)
+
+
+def _length_unchecked(path, name):
+    return _read_with(path, name, length=False)
+
+
+def _length_of_four_bytes(path, name):
+    return _read_with(path, name, length_bytes=4)
+
+
+def _offsets_may_be_negative(path, name):
+    return _read_with(path, name, front=False)
+
+
+def _leaves_the_shape_to_reshape(path, name):
+    return _read_with(path, name, sizes=False)
 
 
 def _flat(path, name):
@@ -256,6 +282,8 @@ def _resident_groups() -> list[Group]:
               "refused.",
               [_resident("nothing", 1000, []),
                _resident("no bytes in the middle and at the end", 1000, [(500, 0), (1000, 0)]),
+               Case("a byte behind the end", (1000, [(999, 2)]), raises=ValueError),
+               Case("no page and no access", (1000, [], 0), raises=ValueError),
                Case("a negative offset", (1000, [(-1, 5)]), raises=ValueError),
                Case("a negative length", (1000, [(10, -5)]), raises=ValueError),
                Case("no page", (1000, [(0, 1)], 0), raises=ValueError),
@@ -309,6 +337,16 @@ def _groups_where_they_are_touched(size, accesses, page=4096, around=16):
         for p in range(offset // page, -(-(offset + length) // page) if length else 0):
             present |= set(range(p, min(p + around, pages)))
     return page * len(present)
+
+
+def _checks_at_the_first_access(size, accesses, page=4096, around=16):
+    return _resident_alternative(size, accesses, page, around) if accesses else 0
+
+
+def _to_the_end_of_the_last_page(size, accesses, page=4096, around=16):
+    _checked(-(-size // page) * page, accesses, page, around)
+    inside = [(o, min(n, size - o)) for o, n in accesses]
+    return _resident_alternative(size, inside, page, around)
 
 
 def _refuses_no_access(size, accesses, page=4096, around=16):
@@ -502,6 +540,10 @@ HIDDEN = [
         "big-endian": _big_endian,
         "the number of the bits": _number_not_bits,
         "believes everything": _believes_everything,
+        "length unchecked": _length_unchecked,
+        "length of four bytes": _length_of_four_bytes,
+        "offsets may be negative": _offsets_may_be_negative,
+        "leaves the shape to reshape": _leaves_the_shape_to_reshape,
         "flat": _flat,
         "as stored": _as_stored,
         "tensors in the order of the header": _in_header_order,
@@ -516,6 +558,8 @@ HIDDEN = [
         "a read of nothing touches": _nothing_touches_a_page,
         "groups begin where they are touched": _groups_where_they_are_touched,
         "refuses no access": _refuses_no_access,
+        "checks at the first access": _checks_at_the_first_access,
+        "reads to the end of the last page": _to_the_end_of_the_last_page,
     }),
     Hidden("d02.a3", _half_groups, alternative=_half_alternative, mutants={
         "cuts off": _cuts_off,

@@ -69,12 +69,13 @@ def f32_to_half(x, kind):
 
 
 ANSWERS = {
-    "d02.b1": "A header of 2^60 bytes is caught by the constant before anything is read; one of "
-    "999 bytes passes the constant, but is longer than the file, and is caught in _read_bytes "
-    "before memory is reserved. The constant alone would let a small file ask for 32 MiB, the "
-    "file's size alone would let a large file ask for gigabytes of header. Offsets and shape are "
-    "checked for each tensor in _place. Tensors that overlap or leave gaps are refused by the "
-    "safetensors package, which opens the file once in _check_layout only for that. "
+    "d02.b1": "A header of 2^60 bytes is caught by the constant before anything is read. One of "
+    "999 bytes passes the constant; the package sees that the file is shorter, and _read_bytes "
+    "compares once more before memory is reserved, for the file may have been replaced. The "
+    "constant alone would let a small file ask for 32 MiB, the file's size alone would let a "
+    "large file ask for gigabytes of header. Offsets and shape are checked for each tensor in "
+    "_place. Tensors that overlap or leave gaps are refused by the safetensors package, which "
+    "opens the file once in _check_layout only for that. "
     "Rubric: 1 point: both limits with what each alone would let through; 1 point: overlaps are "
     "the package's to find, because it checks the whole layout.",
     "d02.b2": "np.empty reserves addresses only; the pages of the result come when `piece` is "
