@@ -20,6 +20,7 @@ import inspect
 import math
 
 import numpy as np
+from numpy import float32 as f32
 
 import kernels_pyx
 from course_lib import backend
@@ -49,7 +50,6 @@ Six numbers, whose exact sum is 4. **Predict** what you get when you add them fr
 """
 
 # %%
-f32 = np.float32
 six = np.array([2**24, 1, 1, 1, 1, -(2**24)], f32)
 left = f32(0)
 for v in six:

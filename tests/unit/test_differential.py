@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib import backend, linear
@@ -14,6 +14,7 @@ from course_lib.lab.stages import run_stages
 F32 = np.float32
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 23), st.integers(0, 31))
 def test_one_bit_anywhere_is_found(place, bit):
     a = np.arange(24, dtype=F32).reshape(2, 3, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -41,6 +41,7 @@ def test_one_row_has_the_bits_of_the_kernel(product):
 int8 = arrays(np.int8, 16, elements=st.integers(-128, 127))
 
 
+@settings(max_examples=25)
 @given(arrays(np.int32, 4, elements=st.integers(-2**31, 2**31 - 1)), int8, int8)
 def test_sdot_adds_four_neighbours_and_wraps(acc, a, b):
     before = acc.copy()
