@@ -407,7 +407,7 @@ print("abba →", tokenizing.longest_match_scan(six, "abba"))
 # %% [markdown]
 r"""
 2, 1, 0: "ab" has the ids 2 and 5, and 2 is smaller; "a" is 0, not 3. The empty token 4 fits everywhere and must
-never be taken, or the scan would not move. Doubles look silly, but real vocabularies have them after a conversion, and
+never be taken, or the scan would not move. Doubles look silly, but nothing in a list forbids them, and
 a rewrite that takes the *last* of equals gives other ids.
 
 Now let the vocabulary grow. We add tokens that cannot occur in the text, so the ids stay the same and **one thing

@@ -30,7 +30,7 @@ from course_lib.engine.conversion import load_weights
 from course_lib.lab import rounding_rules
 from course_lib.lab.needle import NeedleOptions, holds_value, prompt_of
 from course_lib.paths import MODELS
-from course_lib.show import RoundingBiasExplorer, WeightBlockExplorer
+from course_lib.show import WeightBlockExplorer
 from course_lib.show.block_bytes import block_bytes
 from course_lib.show.c_source import c_function
 from course_lib.show.error_plots import error_histograms
@@ -583,7 +583,7 @@ check("d04.b2", d04_b2)
 r"""
 ## 4-3 舍入的方向 · Which way you round: truncation, floor, half-even, half-away
 
-Until now rounding was a detail. Here are five ways to make $y$ a whole number, each of which somebody has shipped:
+Until now rounding was a detail. Here are five ways to make $y$ a whole number, each a short line of C:
 
 | name | rule | what it is |
 |---|---|---|
@@ -624,18 +624,35 @@ r"""
 always in the same direction**. (The picture says why: its box for negative weights begins where the right one ends.)
 `toward_zero` errs by half a step on both sides, toward zero: the two cancel in the mean, but every weight has shrunk.
 
-A bias is not just a larger error. In a product, $\sum_i \hat w_i x_i$, hundreds of errors meet. Those of random sign cancel; a shift $b$ in
-every weight adds $b \sum_i x_i$, and nothing cancels.
+A bias is not just a larger error. In a product, $\sum_i \hat w_i x_i$, hundreds of errors meet. Those of random sign cancel. A shift of $b$ in
+every weight does not: it adds $b \sum_i x_i$.
 
-The explorer draws the same for numbers from a bell curve, upper left. (Its other panels show what the rules do to *attention*; leave them until day 9.)
-Change `rounding rule` and `seed`: which of the means depend on the seed?
+Try it: 448 rows of our matrix times the 160 numbers with which the token " ramen" enters the model, and then times the *magnitudes* of these numbers. The
+second $x$ is as large, but has one sign. *Predict*: in which of the two does `trunc` do more harm, and which way do the errors point?
 """
 
 # %%
-RoundingBiasExplorer(rule="trunc")
+token = tokenizer.encode(" ramen")[0]
+signed = source.read("model.embed_tokens.weight")[token]
+step = np.abs(w.reshape(-1, 32)).max(axis=1, keepdims=True) / np.float32(127)
+print("448 products   (this machine; b · Σx derived, with b = half an average step)")
+for what, x_in in (("x as it is", signed), ("magnitudes", np.abs(signed))):
+    shift = float(step.mean() / 2 * x_in.sum())
+    print(f"{what}: Σx = {x_in.sum():.1f}, mean |w · x| = {np.abs(w @ x_in).mean():.2g}, "
+          f"b · Σx = {shift:.4f}")
+    for rule in ("half_up", "toward_zero", "trunc"):
+        rounded_w = (rounding_rules.rounded(ratio, rule).astype(np.float32) * step).reshape(w.shape)
+        off = rounded_w @ x_in - w @ x_in
+        mean = round(float(off.mean()), 4) + 0.0
+        print(f"  {rule:12s} mean |error| {np.abs(off).mean():.4f}   mean error {mean:7.4f}"
+              f"   positive {percent((off > 0).mean())}")
 
 # %% [markdown]
 r"""
+With the signed $x$ the bias nearly cancels in $\sum_i x_i$, and `trunc` looks merely sloppy. With one sign all 448 errors point the same way, at the size that
+$b \sum_i x_i$ foretells, and the error is more than twenty times that of `half_up`. Numbers inside a model are of both kinds. So a bias may hide for a long time, and
+then not.
+
 ### Would anybody notice?
 
 Make all matrices of the model whole numbers of 8, 5 and 4 bits, with one scale for 32, under three rules, and ask four questions. `nats` is
