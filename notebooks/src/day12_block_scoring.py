@@ -5,7 +5,7 @@ r"""
 **You need** Python, the dot product and softmax. Day 10 helps (blocks, and what choosing them means); the
 recap repeats what you need.
 
-**You will be able to** estimate where attention looks for one eighth of its price · turn scores into a mask
+**You will be able to** estimate where attention looks from one eighth of its scores · turn scores into a mask
 (掩码) of blocks, exactly, ties included · say what such an estimate cannot see, and prove it · tell a rule
 from the accidents of the code that is said to follow it.
 
@@ -98,7 +98,8 @@ r"""
 ### Recap: attention as a square
 
 Six tokens, one head, $d = 1$. Row = query, column = key. A query sees itself and what stands before it (**causal**),
-so the upper triangle is empty. Each row's weights are a softmax: they add up to 1.
+so the upper triangle is empty. Each row's weights are a softmax: they add up to 1. (Attention then mixes the tokens' **values**, a second set of vectors,
+with these weights. Today is about the weights alone.)
 """
 
 # %%
@@ -307,7 +308,7 @@ Open [prefill/scores.py](../course_lib/prefill/scores.py).
 * `group`: the line that puts the query heads of one KV head into one row, so that keys are shared.
 * `rows_beyond`: the line where both sides are filled up with zeros to whole squares.
 * `pairs`: how many of the 64 products of a square are computed with $S = 8$?
-* `same_set`: would reversing the *keys* of each square instead of the queries give other scores? `True` or `False`.
+* `other_scores`: would reversing the *keys* of each square instead of the queries give other scores? `True` or `False`.
 * `offset_of_5`: the query at offset 5 of its square of $S = 8$: which key offset does it meet?
 
 Then say in two or three sentences why every query row and every key column of a square is used exactly once, and
@@ -329,7 +330,7 @@ d12_b1 = {
     "group": "",
     "rows_beyond": "",
     "pairs": None,  # a number
-    "same_set": None,  # True or False
+    "other_scores": None,  # True or False
     "offset_of_5": None,
 }
 
@@ -782,8 +783,8 @@ r"""
 ### How exact must the keys be?
 
 An estimate need not read float32. The keys could wait as int8 (one scale a row, day 9), a quarter of the bytes, or in 4 bits.
-On the synthetic data of the reference tests int8 keys gave *the same* masks everywhere. On the model's own keys, four prompts,
-all layers and heads:
+On the synthetic data of the reference tests int8 keys chose *the same* blocks at every threshold (ties aside). On the model's own keys, four
+prompts, all layers and heads:
 """
 
 # %%

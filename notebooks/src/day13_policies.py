@@ -65,7 +65,8 @@ for prompt in (asks, begun):
 
 # %% [markdown]
 r"""
-Ask, and the policy is perfect. Begin the answer, and it writes a food that stands elsewhere in the notes, without hesitation.
+Ask, and the policy is perfect. Begin the answer, and the model names a food that stands *nowhere* in these notes. Nothing warns you: the sentence is
+as smooth as the right one.
 
 Not a single unlucky prompt. Recorded, 56 and 50 prompts of this kind:
 """
@@ -326,7 +327,7 @@ Open [prefill/policies.py](../course_lib/prefill/policies.py), [prefill/xattn_po
 * `xattn_reads`: the line in `XAttentionBSAPolicy` that reads the float32 keys of a block from the store.
 * `rounded_up`: the line in `quest.py` that keeps the score a bound after rounding to float32.
 * `notes_share`: Quest's notes as a share of the **keys and values** of the history, in percent, with pages of 16.
-* `decodes`: which of the three policies may not be used for decode? (its name)
+* `not_for_decode`: which of the three policies may not be used for decode? (its name)
 
 Then say in two or three sentences why a policy that must read all keys to choose cannot halve the bytes, whatever it leaves out
 afterwards, and what Quest pays instead.
@@ -348,7 +349,7 @@ d13_b1 = {
     "xattn_reads": "",
     "rounded_up": "",
     "notes_share": None,  # a number, in percent
-    "decodes": "",  # a name
+    "not_for_decode": "",  # a name
 }
 
 # %% course={"id": "d13.b1", "kind": "B", "role": "check"}
@@ -531,8 +532,8 @@ At $\tau = 0.5$ the heads' masks are as good as the same under all four rules (3
 $\tau = 0.9$, where majority computes 98 % of all attention, two facts of 56 are lost.
 
 But be fair, and read the picture the other way: *at one price*, who finds more? Near 92 % of the attention there are three points, from 86 % to 95 % recall; with 56
-prompts their intervals overlap. **No rule here is cheap and right.** `any` and `per_head` are safe since they read nearly everything. What the picture does
-show is a steep price: on this model half of the attention costs half of the facts.
+prompts their intervals overlap. **No rule here is cheap and right.** `any` is safe because it reads nearly everything. And the price is steep: a little more than half of the attention finds a little more than half of the
+facts.
 
 One more look at the records. Layer 1 is where this model looks facts up. Did its last chunk read the fact's block?
 """
@@ -658,8 +659,10 @@ Two needle tasks, four policies, 100 % everywhere. By this table Quest at half o
 attention. The last line is the same model under the same policies.
 
 **Why RULER does not see it.** The question stands at the end of the prompt, and *decode* answers it. Decode is exact: it reads the whole cache,
-the fact included. Prefill only had to leave the fact's own keys and values in order, and those are made from the fact's own sentence, inside its
+the fact included. Prefill only had to leave the fact's own keys and values in order, and those are made from the fact's own sentence, nearly always inside one
 chunk, which every policy reads in full. The policy under test was never asked for the needle.
+
+(The last line counts more strictly: the text must *begin* with the value. Counted by RULER's "anywhere", one answer more would pass, Quest's; the picture stays.)
 
 ### Which rule, which number
 
@@ -725,8 +728,8 @@ for policy, threshold in policies:
 
 # %% [markdown]
 r"""
-One run, full attention, four honest rules: 100 %, 72 %, 64 %, 20 %. The quoted "100 %" of the design was a *pass* rule ("at least 0.5"). Never
-compare two scores before you know both rules.
+One run, full attention, four honest rules: 100 %, 72 %, 64 %, 20 %. The quoted "100 %" of the design was counted by a *pass* rule, "at least 0.5". (With one
+reference a sample, as for a single needle, all four rules agree; with several they do not.) Never compare two scores before you know both rules.
 
 ### A policy that is not there
 
@@ -744,7 +747,7 @@ for tokens in (2048, 2061):
 # %% [markdown]
 r"""
 Recalled. The last chunk has 13 tokens, "fewer than a chunk reads all blocks" is a rule of the policy (short queries cannot be scored in strides), and the
-asking query got full attention. A test at 2,061 tokens, day 10's favourite length, would have shown 100 % here as well.
+asking query got full attention. At 2,061 tokens, day 10's favourite length, that happens in every prompt: such a test cannot see the policy at all.
 """
 
 # %% [markdown] course={"id": "d13.b3", "kind": "B", "role": "card"}

@@ -363,7 +363,7 @@ READINGS = {
         "rows_beyond": Lines(SCORES, first="q, k = padded(q, -q.shape[1] % stride)",
                              symbol="flat_group_gemm_fuse_reshape"),
         "pairs": 8,
-        "same_set": False,
+        "other_scores": False,
         "offset_of_5": 2,
     },
     "d12.b2": {

@@ -407,7 +407,7 @@ READINGS = {
         "xattn_reads": Lines(XATTN, first="return store.keys(layer, block)"),
         "rounded_up": Lines("course_lib/prefill/quest.py", first="np.nextafter(scores"),
         "notes_share": 6.25,
-        "decodes": "xattn",
+        "not_for_decode": "xattn",
     },
     "d13.b2": {
         "more_than_half": Lines(AGGREGATE, first="2 * votes > len(ballot.votes) * ballot.rows"),

@@ -83,7 +83,7 @@ def _extra_cases() -> list[Case]:
 EXERCISES = [
     Exercise("d12.a1", function="antidiagonal_scores", cases=_antidiagonal_cases,
              replaces=("course_lib.prefill.scores.flat_group_gemm_fuse_reshape",), seconds=3.0),
-    Reading("d12.b1", parts=("reversal", "group", "rows_beyond", "pairs", "same_set",
+    Reading("d12.b1", parts=("reversal", "group", "rows_beyond", "pairs", "other_scores",
                              "offset_of_5"), auto=2),
     Exercise("d12.a2", function="keep_blocks", cases=_keep_cases,
              replaces=("course_lib.prefill.find_blocks.threshold_blocks",

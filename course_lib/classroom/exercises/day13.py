@@ -85,7 +85,7 @@ EXERCISES = [
                        "course_lib.prefill.quest.page_scores",
                        "course_lib.prefill.quest.page_bounds"), seconds=5.0),
     Reading("d13.b1", parts=("quest_notes", "quest_late", "xattn_reads", "rounded_up",
-                             "notes_share", "decodes"), auto=2),
+                             "notes_share", "not_for_decode"), auto=2),
     Exercise("d13.a2", function="one_list", cases=_list_cases,
              replaces=("course_lib.prefill.aggregate.aggregate",), seconds=3.0),
     Reading("d13.b2", parts=("more_than_half", "group_any", "not_padding", "always",
