@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from course_lib.engine.checkpoint import open_checkpoint
+from course_lib.engine.tensor_source import TensorSource
 from course_lib.paths import MODELS
 from course_lib.show.controls import dropdown, number, steps
 from course_lib.show.explorer import Explorer
@@ -39,8 +40,12 @@ _CODEC = {"q8_0": (quantize_q8_0, dequantize_q8_0), "q4_0": (quantize_q4_0, dequ
 @cache
 def shipped_blocks(matrix: str, layer: int) -> np.ndarray:
     """The first BLOCKS blocks of a matrix of the shipped model, float32 [BLOCKS, 32]."""
-    _, source, _ = open_checkpoint(MODELS / "needle-qwen3")
-    return source.read(MATRICES[matrix].format(layer)).reshape(-1, BLOCK)[:BLOCKS]
+    return _source().read(MATRICES[matrix].format(layer)).reshape(-1, BLOCK)[:BLOCKS]
+
+
+@cache
+def _source() -> TensorSource:
+    return open_checkpoint(MODELS / "needle-qwen3")[1]
 
 
 def place_of(kind: Kind, element: int) -> tuple[int, str]:

@@ -904,7 +904,7 @@ r"""
 
 The formula: $\text{code} = \text{round}\big(x \cdot \tfrac1d\big)$, $d = \tfrac{m}{127}$ or $\tfrac{\text{extreme}}{-8}$ · The number: **4 → 0** right answers of 4, by a careless + 0.5.
 
-**Read next**: day 5, dot products: what a processor does with two rows of codes, and how to find
+**Read next**: [day 5, dot products](day05_dot_products.ipynb): what a processor does with two rows of codes, and how to find
 the one bit that differs. The formats are in [weight_blocks.py](../course_lib/weight_blocks.py), the classifier in
 [rounding_rules.py](../course_lib/lab/rounding_rules.py).
 """

@@ -23,7 +23,7 @@ def explorer():
     return WeightBlockExplorer()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(BLOCKS, KINDS)
 def test_errors_stay_inside_the_bound_of_the_lesson(x, kind):
     r = measure(x, kind)
@@ -34,7 +34,7 @@ def test_errors_stay_inside_the_bound_of_the_lesson(x, kind):
     assert np.allclose(r["values"], r["codes"] * np.float32(r["d16"]), rtol=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(BLOCKS, KINDS, st.integers(0, 31))
 def test_the_marked_byte_holds_the_code(x, kind, element):
     r = measure(x, kind)
