@@ -136,9 +136,10 @@ def report(out: TextIO, run: PolicyRun) -> None:
         for row in slow.values():
             if row.policy != "full":
                 line = 1 - row.estimate_share
+                wins = f"below {line:.2f} wins" if line > 0 else "nothing wins"
                 print(f"break-even where reading decides, {row.policy}: {row.estimate_share:.2f} "
-                      f"of full's bytes choose, so below {line:.2f} wins; {row.load_share:.2f} "
-                      f"measured, {row.ms / slow['full'].ms:.2f} of full's time", file=out)
+                      f"of full's bytes choose, so {wins}; {row.load_share:.2f} measured, "
+                      f"{row.ms / slow['full'].ms:.2f} of full's time", file=out)
         print(f"\ncheaper estimates, in memory, threshold {LOW_THRESHOLD}\n"
               f"{'estimate':>18} {'ms':>7} {'estimate':>9} "
               f"{'to choose':>10} {'applied':>8} {'recall':>7}", file=out)

@@ -81,6 +81,7 @@ def test_the_command_writes_a_row_for_every_way(short, tmp_path, capsys):
     assert len(table.read_text().splitlines()) == 1 + len(rows)
     out = capsys.readouterr().out
     assert out.count("break-even where reading decides") == len(POLICIES) - 1
+    assert "xattn K and V: 1.00 of full's bytes choose, so nothing wins;" in out
     assert "512 tokens, 1 thread; exact in one pass" in out
 
 
