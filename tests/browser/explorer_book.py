@@ -45,7 +45,6 @@ MOVES = {
     "RoundingBiasExplorer": Moves("source='model'", "values", "head", 1),
     "VoteExplorer": Moves("", "rule", "threshold", None),
     "WeightBlockExplorer": Moves("", "kind", "element", 20),
-    "WeightBlockExplorer": Moves("", "element", "outlier", 8),
 }
 DAY_10 = Moves("k=1", "k", "n_probe", 1)
 FIRST = """from course_lib.show import *

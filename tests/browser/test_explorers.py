@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 expect = pytest.importorskip("playwright.sync_api").expect
+expect.set_options(timeout=20_000)  # a board's kernel beside a browser takes its time
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOTS = Path(__file__).parent / "screenshots"
@@ -240,6 +241,23 @@ def test_an_error_is_shown_beside_the_controls_and_goes_away(live):
     live.keyboard.press("ArrowRight")
     expect(alert).to_have_count(0)
     expect(shown.view.locator("pre")).to_contain_text("largest value × 4")
+
+
+def test_a_slow_change_says_that_it_is_computing(live):
+    shown = explorer(live, 1 + NAMES.index("BlockSelectionExplorer"))
+    shown.view.evaluate("""view => {
+        window.seen = [];
+        new MutationObserver(() => {
+            for (const e of view.querySelectorAll("[role=status]")) window.seen.push(e.textContent);
+        }).observe(view, {childList: true, subtree: true});
+    }""")
+    shown.control({"control": "prefill k"}).locator(".noUi-handle").focus()
+    live.keyboard.press("ArrowLeft")
+    expect(shown.view.locator("pre")).to_contain_text("prefill k = 32")
+    expect(shown.view.locator("[role=status]")).to_have_count(0)
+    seen = live.evaluate("window.seen")
+    assert any("computing: the same prompt, prefill k = 32" in text for text in seen)
+    assert any("computing: what the model says at k = " in text for text in seen)
 
 
 # The contrast of an element's text with what lies behind it (WCAG 2).
