@@ -198,8 +198,9 @@ r"""
 
 10 minutes · difficulty 1/3 · 4 points · about 8 lines
 
-Write the formula above as a function. `dtype` is `"f32"`, `"f16"` or `"q8"`; another one, a negative number of
-tokens, or less than one layer, KV head or number per row is a `ValueError`. An empty text has 0 bytes.
+Write the formula above as a function, in place of the last line of the next cell; then run that cell and the check behind it.
+`dtype` is `"f32"`, `"f16"` or `"q8"`; another one, a negative number of tokens, or less than one layer, KV head or number per
+row is a `ValueError`. An empty text has 0 bytes.
 
 <details><summary>Hint</summary>
 
@@ -287,7 +288,8 @@ r"""
 
 8 minutes · difficulty 1/3 · 4 points
 
-In half of the exercises you read code and name the place. Open
+In half of the exercises you read code and name places. They go into the dict below, where `check` sees them; your sentences
+go into the text cell above it, for whoever grades. Open
 [conversion.py](../course_lib/engine/conversion.py), [weights.py](../course_lib/engine/weights.py) and
 [kvcache.py](../course_lib/kvcache.py); do not try to understand all of it, search for the words.
 
@@ -295,8 +297,8 @@ In half of the exercises you read code and name the place. Open
 * `cache_memory`: the lines in `kvcache.py`, an `if` and the one under it, that allocate empty f32 rows for keys and values;
 * `one_table`: the line in `weights.py` that uses the embedding a second time instead of storing another matrix;
 * `q8_token`: bytes of one token in a q8 cache of the shipped model, all layers (a number);
-* `stored_twice`: is any number of the model file stored twice, `True` or `False`? (Look at the third place, and at
-  the list of arrays above: is there one called `lm_head`?)
+* `stored_twice`: is any number of the model file stored twice, `True` or `False`? (Look at the third place, then
+  ask `"lm_head.weight" in shapes`.)
 
 Then say in two or three sentences: which of these bytes grow while the model answers, which do not, and who frees
 them.
@@ -391,7 +393,7 @@ depend on the length of the text?
 
 # %%
 for token in answer[:4]:
-    session.step(token)
+    session.step(token)  # the session reads what was written
 path = token_path(engine.model, session.cache.copy(), answer[4])
 is_token, next_token = engine.decode([answer[4]]), engine.decode([best_token(path)])
 token_path_picture(path, is_token, next_token)
@@ -407,7 +409,7 @@ stages in one call. The same token through both:
 """
 
 # %%
-engine_logits = session.fork().step(answer[4])
+engine_logits = session.fork().step(answer[4])  # a copy takes the step; the session stays here
 ours = path[-1].values
 print("stages:", len(path), "· largest difference of a logit below 0.0001:",
       bool(np.abs(ours - engine_logits).max() < 1e-4))

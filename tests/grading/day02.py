@@ -276,6 +276,7 @@ def _resident_groups() -> list[Group]:
         Group("ends", 1, "The last page counts whole, the last group ends with the file.",
               [_resident("a file of one byte", 1, [(0, 1)]),
                _resident("the last byte", 200_001, [(200_000, 1)]),
+               _resident("a small file on large pages", 1000, [(10, 1)], 16_384, 1),
                _resident("everything", 300_000, [(0, 300_000)]),
                _resident("a file of whole pages", 8192, [(8191, 1)], 4096, 1)]),
         Group("borders", 1, "A read of no bytes touches nothing; impossible arguments are "
