@@ -28,11 +28,12 @@ from course_lib.bench.memory import Arena, arena_bytes, available_bytes
 from course_lib.bench.run import compiled_call, numpy_call
 from course_lib.bench.timing import interleaved
 from course_lib.kvcache import kv_bytes_per_token
+from course_lib.weight_blocks import BLOCK, BLOCK_BYTES
 
 COLS, ROWS = 1024, 2048
 """Inputs and outputs of the product with weights."""
 
-BYTES_PER_WEIGHT = {"f32": 4.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+BYTES_PER_WEIGHT = {"f32": 4.0} | {kind: size / BLOCK for kind, size in BLOCK_BYTES.items()}
 ARENA, READ_BYTES = 144 * 2**20, 16 * 2**20
 
 
