@@ -41,3 +41,19 @@ def test_the_compiled_rungs_come_out_again(ladder):
     rungs = {name: ladder.RUNGS[name] for name in ("neon", "dotprod")}
     stored = [record for record in table["records"] if record["rung"] in rungs]
     assert ladder.count_rungs(rungs, None) == stored
+
+
+def test_the_python_rungs_come_out_again(ladder):
+    """Where tools/arm64_test.sh has made its arm64 Python; another Python has other counts."""
+    table, python = recorded_counts(), ROOT / ".venv-arm64" / "python-cortex-a76"
+    if not python.exists():
+        pytest.skip("there is no .venv-arm64")
+    import counts
+
+    versions = counts.run(python, "-c", ladder.VERSIONS).strip()
+    if versions != table["python"]:
+        pytest.skip(f"recorded with Python and NumPy {table['python']}, here are {versions}")
+    again = ladder.count_rungs({name: ladder.RUNGS[name] for name in ("python", "numpy")}, python)
+    for new, old in zip(again, table["records"][:2], strict=True):
+        for what in ("instructions", "loaded", "stored"):  # where memory comes from may differ
+            assert new[what] == pytest.approx(old[what], rel=0.02), (new, old)

@@ -23,6 +23,7 @@ import counts
 
 ROOT = Path(__file__).resolve().parents[2]
 COLS = 160
+VERSIONS = "import sys, numpy; print(sys.version.split()[0], numpy.__version__)"
 # Rung -> (what runs, the fewer and the more rows).
 RUNGS = {"python": ("Python loop", 64, 128), "numpy": ("NumPy", 1024, 2048),
          "portable": ("C", 1024, 2048), "neon": ("NEON", 1024, 2048),
@@ -92,8 +93,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "compiler": counts.run(f"{counts.CROSS}gcc", "--version").splitlines()[0],
         "emulator": counts.run("qemu-aarch64", "--version").splitlines()[0],
-        "python": counts.run(python, "-c", "import sys, numpy; print(sys.version.split()[0], "
-                             "numpy.__version__)").strip(),
+        "python": counts.run(python, "-c", VERSIONS).strip(),
         "cols": COLS,
         "records": count_rungs(RUNGS, python),
     }
