@@ -38,14 +38,14 @@ def check_bound(got: object, q: np.ndarray, k: np.ndarray, page_size: int) -> st
 def _page_cases() -> list[Case]:
     page = np.array([[[1, 4], [3, 0], [2, 2]]], np.float32)
     return [
-        Case("the page of the text", (np.float32([[2, -1]]), page, 3),
+        Case("the page of the text", (np.array([[2, -1]], np.float32), page, 3),
              expect=np.array([[6]], np.float32), dtype=True),
-        Case("one key a page is the product itself", (np.float32([[1, 1]]), page, 1),
+        Case("one key a page is the product itself", (np.array([[1, 1]], np.float32), page, 1),
              expect=np.array([[5, 3, 4]], np.float32)),
-        Case("the last page is short", (np.float32([[1, -1]]), page, 2),
+        Case("the last page is short", (np.array([[1, -1]], np.float32), page, 2),
              expect=np.array([[3, 0]], np.float32)),
         bound_case("four query heads, two KV heads", 4, 2, 100, 8, 16, 1),
-        Case("a page of 0 keys", (np.float32([[1, 1]]), page, 0), raises=ValueError),
+        Case("a page of 0 keys", (np.array([[1, 1]], np.float32), page, 0), raises=ValueError),
     ]
 
 
