@@ -457,7 +457,7 @@ r"""
 Read it as a story. In layer 0, one head fetched **Zara** and one fetched **food** from what had just been written (tokens 128 to
 132 are the answer so far): now x knows what it is about. In layer 1, one head used that as its query, found the note about Zara's
 food at token 66, and brought its value: **ramen**. This value was written to the cache when the notes were read, long before the
-question was.
+question was. (`'assistant'` belongs to the few words around notes and question that were not printed: day 3.)
 
 A good story. Is it true? A story about a program can be tested: change the one thing that it names, and nothing else. We let
 the engine read notes in which Zara's favorite food is *bread*. From that run we take the value of token 66 in **one** layer, 2 × 64 numbers, and
