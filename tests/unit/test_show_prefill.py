@@ -95,10 +95,9 @@ def test_wrong_starts_of_the_vote_explorer(engine, wrong):
 
 def test_drawing_again_and_again_makes_no_artists(masks, votes):
     for explorer, settings in (
-        (masks, [{"policy": p, "block_size": b} for p, b in
-                 (("full", 128), ("quest", 64), ("xattn", 32))]),
-        (votes, [{"source": s, "rule": r, "chunk": 128} for s, r in
-                 ((SOURCES[1], "per_head"), (MODEL, "majority"), (MODEL, "mean_score"))]),
+        (masks, [{"policy": "quest", "block_size": 64}, {"policy": "xattn", "block_size": 32}]),
+        (votes, [{"source": SOURCES[1], "rule": "per_head"},
+                 {"source": MODEL, "rule": "majority"}]),
     ):
         for some in settings:
             explorer.set(**some)
