@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from course_lib.classroom.exercises import Case, Exercise, Reading
@@ -14,7 +16,7 @@ def _merge_cases() -> list[Case]:
         return tuple(np.array(part, np.float64) for part in parts)
 
     # An answer rounds a few times in float64; an LSE of 1000 is known to 1e-13.
-    near = {"rtol": 1e-9, "atol": 1e-9}
+    near: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
     nan = float("nan")
     return [
         Case("the six numbers of the lesson",
@@ -50,7 +52,7 @@ def _ring_cases() -> list[Case]:
 
 
 def _bytes_cases() -> list[Case]:
-    near = {"rtol": 1e-12}
+    near: dict[str, Any] = {"rtol": 1e-12}
     return [
         Case("full attention", ("none", 1.0), expect=1.0, **near),
         Case("as published", ("kv", 0.52), expect=1.52, **near),
