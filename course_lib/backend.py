@@ -73,6 +73,12 @@ def held() -> Iterator[None]:
         _held.kernels = before
 
 
+def variants() -> tuple[str, ...]:
+    """Return the names of the compiled variants that run here, best first; () on NumPy alone."""
+    module, _ = _load()
+    return () if module is None else tuple(module.VARIANTS)
+
+
 @contextmanager
 def using(name: str) -> Iterator[BackendInfo]:
     """Run a block of code on another backend, ``numpy`` or a variant's name; for comparisons.
