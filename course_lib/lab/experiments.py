@@ -14,6 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from course_lib.engine import Engine, generate_from
+from course_lib.lab import anatomy, importance_ranks, needle_place
+from course_lib.lab.anatomy import AnatomyOptions
 from course_lib.lab.exp_walk import ExpWalk, exp_records, exp_summary
 from course_lib.lab.held_out import Cost, world_window
 from course_lib.lab.needle import NeedleOptions, prompt_of, run_prompt
@@ -52,6 +54,7 @@ class Experiment:
     exact_keys: tuple[str, ...] = field(default=())  # compared exactly when re-run
     close_keys: tuple[str, ...] = field(default=())  # compared within `close` when re-run
     close: float = 1e-2  # relative; below an absolute 1e-3 nothing counts
+    reruns: int = 3  # prompts that a test makes again; fewer where one prompt has many arms
 
 
 def needle_records(engine: Engine, options: NeedleOptions, index: int) -> list[Record]:
@@ -212,6 +215,12 @@ def _needle(about: str, **options: Any) -> Experiment:
     )
 
 
+_ANATOMY_KEYS: dict[str, Any] = {
+    "exact_keys": ("arm", "recalled", "identical", "value", "value_position", "text"),
+    "close_keys": ("answer_nll",),
+    "reruns": 1,
+}
+
 EXPERIMENTS: dict[str, Experiment] = {
     "needle_k_sweep": _needle(
         "exact prefill, every decode k", prompts=200, ks=SWEEP),
@@ -223,7 +232,45 @@ EXPERIMENTS: dict[str, Experiment] = {
         "exact prefill, importance of the last window only", prompts=60, ks=SWEEP,
         importance="last_window"),
     "needle_one_flag": _needle(
-        "prefill k = decode k, the published set-up", prompts=30, ks=SWEEP, one_flag=True),
+        "prefill k = decode k, the published set-up", prompts=60, ks=SWEEP, one_flag=True),
+    "needle_phases": Experiment(
+        AnatomyOptions(anatomy.PHASES, prompts=100), anatomy.variant_records,
+        anatomy.variant_summary, "prefill and decode broken one at a time; the needle forced",
+        **_ANATOMY_KEYS,
+    ),
+    "needle_probe_only": Experiment(
+        AnatomyOptions(anatomy.PROBE_ONLY, prompts=100), anatomy.variant_records,
+        anatomy.variant_summary, "blocks by the probe alone, no importance, no recency",
+        **_ANATOMY_KEYS,
+    ),
+    "needle_groups": Experiment(
+        AnatomyOptions(anatomy.GROUPS, prompts=100, positions=(0.5, 0.8)),
+        anatomy.variant_records, anatomy.variant_summary,
+        "sparse prefill with smaller groups, exact decode or both sparse", **_ANATOMY_KEYS,
+    ),
+    "needle_windows": Experiment(
+        AnatomyOptions(anatomy.WINDOWS, prompts=150, positions=(0.25, 0.5, 0.75)),
+        anatomy.variant_records, anatomy.variant_summary,
+        "exact prefill, small k, importance counted in six ways", **_ANATOMY_KEYS,
+    ),
+    "needle_ranks": Experiment(
+        AnatomyOptions(importance_ranks.RANK_RULES, prompts=50),
+        importance_ranks.rank_records, importance_ranks.rank_summary,
+        "the needle's block by importance, by whose queries count",
+        exact_keys=("arm", "position", "needle_block"), close_keys=("rank",), close=0.05,
+    ),
+    "needle_own_block": Experiment(
+        AnatomyOptions(needle_place.OWN_BLOCK, prompts=160, positions=needle_place.PLACES),
+        needle_place.own_block_records, needle_place.own_block_summary,
+        "sparse prefill by the needle's place in its mini-batch",
+        exact_keys=("arm", "needle_block", "place", "own", "recalled"),
+    ),
+    "needle_offsets": Experiment(
+        AnatomyOptions(needle_place.OFFSETS, prompts=50 * needle_place.STRIDE),
+        needle_place.offset_records, needle_place.offset_summary,
+        "the needle's value at positions 0, 1, 2, 3 modulo 4",
+        exact_keys=("arm", "value_position", "value_tokens", "recalled"),
+    ),
     "kv_quality": Experiment(
         NeedleOptions(prompts=200, ks=(), seed=SWEEP_SEED), kv_records, kv_summary,
         "q8 against f32 KV rows",

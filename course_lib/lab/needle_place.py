@@ -8,23 +8,31 @@ fact stands in is read while the fact itself is read.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from course_lib.engine import Engine, generate_from
 from course_lib.errors import CourseError
-from course_lib.lab.anatomy import AnatomyOptions, Record, Variant, recall_of
+from course_lib.lab.anatomy import (
+    AnatomyOptions,
+    ProbeOnly,
+    Record,
+    Variant,
+    answer_of,
+    recall_of,
+)
 from course_lib.lab.needle import MAX_NEW_TOKENS, NeedleOptions, prompt_of, recalls
 from course_lib.lab.prefill_record import PrefillRecord, record_prefill
 from course_lib.lab.prompts import NeedlePrompt, find_needle, prompt_ids
 
 BLOCK = 32
+STRIDE = 4  # the probe reads every fourth key of a full block
 
 
 def at_offset(tokenizer: Any, prompt: NeedlePrompt, offset: int,
               block_size: int = BLOCK) -> NeedlePrompt:
     """The prompt with its needle moved by whole lines, as few as it takes, so that its value's
-    first token stands at `offset` of a block. The notes and their order stay.
+    first token stands at `offset` of a block of `block_size`. The notes and their order stay.
 
     Raises ValueError for an offset outside the block, CourseError where no line gives it."""
     if not 0 <= offset < block_size:
@@ -49,55 +57,42 @@ def at_offset(tokenizer: Any, prompt: NeedlePrompt, offset: int,
     raise CourseError(f"No line of this prompt puts its value at offset {offset} of a block.")
 
 
-@dataclass(frozen=True)
-class Ask:
-    """One arm: a decode k."""
-
-    k: int
-
-
-@dataclass(frozen=True)
-class OffsetOptions:
-    """Needle prompt index // 32 with its value at offset index % 32 of a block."""
-
-    ks: tuple[int, ...]
-    prompts: int
-    tokens: int = 2061
-    seed: int = 1
-
-    def arms(self) -> list[Ask]:
-        return [Ask(k) for k in self.ks]
-
-
-def offset_records(engine: Engine, options: OffsetOptions, index: int) -> list[Record]:
-    """One record per k: exact prefill, decode with k blocks."""
-    number, offset = divmod(index, BLOCK)
+def offset_records(engine: Engine, options: AnatomyOptions, index: int) -> list[Record]:
+    """One record per variant, on needle prompt index // 4 moved so that its value's first token
+    stands at index % 4 modulo 4; recall, and how many tokens the value has."""
+    number, rest = divmod(index, STRIDE)
     plain = prompt_of(engine, NeedleOptions(tokens=options.tokens, seed=options.seed), number)
-    prompt = at_offset(engine, plain, offset)
+    prompt = at_offset(engine, plain, rest, STRIDE)
     session = engine.prefill(prompt.ids)
     tokens = prompt.value_span[1] - prompt.value_span[0]
     rows = []
-    for k in options.ks:
-        ids = generate_from(session, MAX_NEW_TOKENS, k).ids
-        rows.append({"index": index, "k": k, "offset": offset, "value_tokens": tokens,
-                     "recalled": recalls(engine, prompt, ids)})
+    for variant in options.variants:
+        said, _ = answer_of(session, prompt, variant)
+        rows.append({
+            "index": index, "arm": variant.name, "value_position": prompt.value_span[0],
+            "value_tokens": tokens, "recalled": recalls(engine, prompt, said),
+        })
     return rows
 
 
 def offset_summary(records: Iterable[Record]) -> list[Record]:
-    """One row per k and remainder of the offset mod 4."""
+    """One row per variant and remainder of the value's position modulo 4."""
     groups: dict[tuple, list[Record]] = {}
     for r in records:
-        groups.setdefault((r["k"], r["offset"] % 4), []).append(r)
-    return [{"k": k, "offset_mod_4": rest, **recall_of(groups[k, rest])}
-            for k, rest in sorted(groups, key=lambda key: (-key[0], key[1]))]
+        groups.setdefault((r["arm"], r["value_position"] % STRIDE), []).append(r)
+    order = dict.fromkeys(arm for arm, _ in groups)
+    return [{"arm": arm, "position_mod_4": rest, **recall_of(groups[arm, rest])}
+            for arm in order for rest in range(STRIDE) if (arm, rest) in groups]
 
 
 def own_block_records(engine: Engine, options: AnatomyOptions, index: int) -> list[Record]:
-    """One record per variant, exact decode: recall, the needle's place in its mini-batch, and
-    which heads of the first layer read the needle's own block while the needle was read ("1011":
-    all but head 1), "    " where the mini-batch was exact."""
-    position, prompt = options.placed(engine, index)
+    """One record per variant, exact decode, on needle prompt `index` with its needle at
+    positions[index % len(positions)]: recall, the needle's place in its mini-batch, and which
+    heads of the first layer read the needle's own block while the needle was read ("1011": all but
+    head 1; "    " where the mini-batch was exact)."""
+    position = options.positions[index % len(options.positions)]
+    prompt = prompt_of(engine, NeedleOptions(tokens=options.tokens, seed=options.seed,
+                                             position=position), index)
     block = prompt.value_span[0] // BLOCK
     rows = []
     for variant in options.variants:
@@ -130,6 +125,11 @@ def own_block_summary(records: Iterable[Record]) -> list[Record]:
             for arm in order for heads in range(5) if (arm, heads) in groups]
 
 
+OFFSETS = (
+    Variant("k 32", decode_k=32), Variant("k 4", decode_k=4),
+    ProbeOnly("probe only, k 1", decode_k=1),
+    ProbeOnly("probe only, k 1, 32 probes", decode_k=1, n_probe=32),
+)
 OWN_BLOCK = tuple(Variant(f"prefill {k}", prefill_k=k) for k in (32, 1))
 # One position for each of the eight blocks of the mini-batch that begins at token 1,280.
 PLACES = tuple(round((1280 + BLOCK * place + BLOCK // 2) / 2045, 4) for place in range(8))

@@ -87,7 +87,7 @@ def test_forced_blocks_are_read_the_last_one_as_it_moves(prompt, session, monkey
 def test_one_change_at_a_time(engine):
     options = AnatomyOptions((Variant("exact"), Variant("prefill 1", prefill_k=1),
                               Variant("off", decode_k=1, importance="none")),
-                             prompts=3, positions=(0.2, 0.9), tokens=TOKENS)
+                             prompts=3, positions=(0.2, 0.9), tokens=200)
     records = [r for i in range(3) for r in anatomy.variant_records(engine, options, i)]
     assert [r["index"] for r in records] == [i for i in range(3) for _ in options.arms()]
     assert [r["position"] for r in records[:6]] == [0.2] * 3 + [0.9] * 3
@@ -103,7 +103,7 @@ def test_one_change_at_a_time(engine):
 
 def test_arms_have_names_of_their_own():
     for arms in (anatomy.PHASES, anatomy.GROUPS, anatomy.WINDOWS, importance_ranks.RANK_RULES):
-        assert len({arm.name for arm in arms}) == len(arms)
+        assert len({(arm.name, getattr(arm, "position", 0)) for arm in arms}) == len(arms)
 
 
 @pytest.mark.parametrize("offset", [0, 7, 31])
@@ -118,12 +118,15 @@ def test_at_offset_moves_whole_lines_only(shipped_engine, offset):
         needle_place.at_offset(shipped_engine, long, 32)
 
 
-def test_offsets_of_a_block_are_all_tried(shipped_engine):
-    options = needle_place.OffsetOptions(ks=(4, 1), prompts=64, tokens=515)
-    rows = needle_place.offset_records(shipped_engine, options, 33)
-    assert [(r["k"], r["offset"]) for r in rows] == [(4, 1), (1, 1)]
+def test_positions_modulo_four_are_all_tried(shipped_engine):
+    options = AnatomyOptions((Variant("k 4", decode_k=4), anatomy.ProbeOnly("p", decode_k=1)),
+                             prompts=8, tokens=515)
+    rows = [r for i in (5, 6) for r in needle_place.offset_records(shipped_engine, options, i)]
+    assert [(r["arm"], r["value_position"] % 4) for r in rows] == [
+        ("k 4", 1), ("p", 1), ("k 4", 2), ("p", 2)]
     summary = needle_place.offset_summary(rows)
-    assert [(r["k"], r["offset_mod_4"], r["prompts"]) for r in summary] == [(4, 1, 1), (1, 1, 1)]
+    assert [(r["arm"], r["position_mod_4"], r["prompts"]) for r in summary] == [
+        ("k 4", 1, 1), ("k 4", 2, 1), ("p", 1, 1), ("p", 2, 1)]
 
 
 def test_who_read_the_needles_own_block(engine):
@@ -137,15 +140,19 @@ def test_who_read_the_needles_own_block(engine):
 
 
 def test_ranks_are_those_of_the_engines_importance(engine, session, prompt):
-    options = AnatomyOptions(importance_ranks.RANK_RULES, prompts=1, tokens=TOKENS)
-    rows = {r["arm"]: r for r in importance_ranks.rank_records(engine, options, 0)}
+    rules = tuple(importance_ranks.Rule(name, window, name == "answer", position)
+                  for position in (0.5, 0.9)
+                  for name, window in (("all", None), ("last 13", 13), ("answer", None)))
+    options = AnatomyOptions(rules, prompts=1, tokens=TOKENS)
+    records = importance_ranks.rank_records(engine, options, 0)
+    rows = {(r["arm"], r["position"]): r for r in records}
     block = prompt.value_span[0] // 32
-    for arm, importance in {
-        "all queries": session.importance,
-        "last 13": engine.prefill(prompt.ids, importance="last_window", window=13).importance,
-    }.items():
-        sums = importance_sums(importance)
-        assert rows[arm]["rank"] == ranks(sums)[block]
-        assert rows[arm]["best_block"] == int(np.argmax(sums))
-    assert rows["answer"]["needle_block"] == block
-    assert importance_ranks.rank_summary(list(rows.values()))[0]["prompts"] == 1
+    far = prompt_of(engine, NeedleOptions(tokens=TOKENS, seed=1, position=0.9), 0)
+    for arm, how in {"all": {}, "last 13": {"importance": "last_window", "window": 13}}.items():
+        here, there = (importance_sums(engine.prefill(p.ids, **how).importance)
+                       for p in (prompt, far))
+        assert rows[arm, 0.5]["rank"] == ranks(here)[block]
+        assert rows[arm, 0.5]["best_block"] == int(np.argmax(here))
+        assert rows[arm, 0.5]["above_control"] == bool(here[block] > there[block])
+    assert rows["answer", 0.5]["needle_block"] == block
+    assert {r["prompts"] for r in importance_ranks.rank_summary(records)} == {1}
