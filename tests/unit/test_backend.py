@@ -186,8 +186,8 @@ def test_the_subject_imports_the_subject_only():
         "print(*sorted(m for m in sys.modules if m.startswith(('course_lib.', 'matplotlib',"
         " 'ipywidgets', 'IPython', 'tqdm'))))")
     assert said.split() == [f"course_lib.{m}" for m in (
-        "arrays", "attention", "attention_common", "backend", "errors", "fused", "gather", "kvcache",
-        "linear", "prefill_attention", "probe_keys", "quant", "selection", "sparse",
+        "arrays", "attention", "attention_common", "backend", "errors", "fused", "gather",
+        "kvcache", "linear", "prefill_attention", "probe_keys", "quant", "selection", "sparse",
         "sparse_kernels", "sparse_prefill", "weight_blocks")]
 
 
