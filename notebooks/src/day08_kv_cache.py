@@ -10,7 +10,7 @@ query reads them all. From day 2: what a page of memory is. Both are recapped in
 (8-2 块寻址) · let memory arrive with the tokens, measure that it does, and catch a write that left its block
 (8-3 惰性分配与金丝雀).
 
-**Time** 80 minutes with the six exercises. The notebook itself runs in a few seconds, offline.
+**Time** 85 minutes with the six exercises. The notebook itself runs in a few seconds, offline.
 
 Labels: **quoted** (from a document, source shown) · **this machine** (measured in the cell) · **derived**
 (arithmetic). A number without a label is a toy, a count or a check. Words that you miss are in the
@@ -57,7 +57,7 @@ config = engine.config
 prompt = prompt_of(engine, NeedleOptions(tokens=260), 0)
 
 start = time.perf_counter()
-ids, passed = list(prompt.ids), 0
+ids, passed = list(prompt.ids), 0  # prefill reads a whole text into a new cache
 while not passed or ids[-1] != config.eos_token_ids[0]:
     ids.append(int(np.argmax(engine.prefill(ids, importance="none").logits)))
     passed += len(ids) - 1
@@ -96,19 +96,20 @@ print("all its weights, 2 bytes each:",
 
 # %% [markdown]
 r"""
-At 2,061 tokens the conversation weighs more than the model (in 2 bytes a value, too: 3.2 MB). In general, with $L$ layers, $G$ KV heads, $d$ values
-a head and $b$ bytes a value:
+At 2,061 tokens the conversation weighs more than the model (in 2 bytes a value, too: 3.2 MB). In general, with $L$
+layers, $G$ KV heads, $d$ values a head and $b$ bytes a value:
 
 $$ \text{bytes per token} = 2 \cdot L \cdot G \cdot d \cdot b \qquad (+ \text{ scales}) $$
 
-The smaller formats, each with its price (day 4 packed weights in the same way):
+Smaller formats store small whole numbers and a **scale**, by which they are multiplied when read (day 4 packed weights
+in the same way; day 9 does it with these rows). Scales take room, too:
 
 | format | bytes for a row of d values | what it is |
 |---|---|---|
 | f32 | $4d$ | as computed |
 | f16 | $2d$ | half precision |
-| q8 | $d + 4$ | one byte a value, and one float32 **scale** a row |
-| q4 | $d/2 + 8 \cdot d/64$ | half a byte a value, and two float32 numbers per 64 values |
+| q8 | $d + 4$ | one byte a value, and one float32 scale a row |
+| q4 | $d/2 + 8 \cdot d/64$ | half a byte a value, and two float32 scales per 64 values |
 
 Now the model of the article series: 8 KV heads of 128 values. *Predict* the four numbers for one token in one
 layer; then the cell.
@@ -118,7 +119,7 @@ layer; then the cell.
 for dtype in ("f32", "f16", "q8", "q4"):
     size = kvcache.kv_bytes_per_token(8, 128, dtype)
     print(f"{dtype:>4} {size:5,d} bytes, {size / 4096:.3f} of f16, "
-          f"{8 * size / 2048:5.2f} bits a value   (derived)")
+          f"{8 * size / (2 * 8 * 128):5.2f} bits a value   (derived)")
 row = quoted("q8_bandwidth", "scan_ratio_vs_f16")
 print(f"quoted: × {row.value}   ({row.source}; {row.conditions})")
 
@@ -226,7 +227,7 @@ The cache allocates whole **blocks** of 32 tokens: 260 tokens fill eight and beg
 r"""
 ### Exercise 8-1 B: bandwidth or memory?
 
-8 minutes · difficulty 1/3 · 4 points
+6 minutes · difficulty 1/3 · 4 points
 
 Open [quoted.csv](../data/published/quoted.csv) and [kvcache.py](../course_lib/kvcache.py). Which published number is
 bandwidth, and what would the same engine's number for memory be?
@@ -239,7 +240,7 @@ Then explain: somebody with 8 GB of free memory plans a context length from "× 
 factor, and what would you ask the engine's authors?
 """
 
-# %% [markdown] course={"id": "d08.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 1}
+# %% [markdown] course={"id": "d08.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 6, "difficulty": 1}
 r"""
 <!-- ANSWER d08.b1 -->
 Answer: …
@@ -281,8 +282,8 @@ $(\text{head} \cdot \text{capacity} + \text{token}) \cdot d \cdot 4 = 32$. All r
 attention reads a head's keys strictly in order, which is what memory is fast at.
 
 A **block** (块) is 32 consecutive tokens, here: `block, row = divmod(token, 32)`. The engine's cache says where a
-row lies, {see course_lib/kvcache.py KVCache.row_address}. Is it true? The cell takes the bytes at that address and
-compares them with the row.
+row lies, {see course_lib/kvcache.py KVCache.row_address} (it calls the row within a block `slot`; in this lesson a
+slot will be something else). Is it true? The cell takes the bytes at that address and compares them with the row.
 """
 
 # %%
@@ -358,7 +359,7 @@ would be wrong. **The check for NULL is not politeness, it is the only place whe
 r"""
 ### Exercise 8-2 A: from token to byte
 
-12 minutes · difficulty 2/3 · 5 points · about 10 lines
+10 minutes · difficulty 2/3 · 5 points · about 10 lines
 
 Write `row_address(table, token, head, …)`: the byte offset of a **K** row. Slots follow each other without gaps. A
 slot holds K and then V of its block, each float32 `[num_kv_heads, block_size, head_dim]`. `table[b]` is the slot of
@@ -384,7 +385,7 @@ K and V: 2 · num_kv_heads · block_size rows of 4 · head_dim bytes.
 </details>
 """
 
-# %% course={"id": "d08.a2", "kind": "A", "role": "answer", "points": 5, "minutes": 12, "difficulty": 2}
+# %% course={"id": "d08.a2", "kind": "A", "role": "answer", "points": 5, "minutes": 10, "difficulty": 2}
 # EXERCISE d08.a2
 def row_address(table, token, head, num_kv_heads=8, head_dim=128, block_size=32):
     """Byte offset of the K row of a token and KV head, found through a block table.
@@ -436,22 +437,21 @@ print(inspect.getsource(paged_cache.row_offset).split('"""')[2].strip("\n"))
 r"""
 ### Exercise 8-2 B: who checks for an evicted block?
 
-10 minutes · difficulty 2/3 · 5 points
+8 minutes · difficulty 2/3 · 5 points
 
-Open [paged_cache.py](../course_lib/paged_cache.py), [kvcache.py](../course_lib/kvcache.py) and
-[prefill/ring.py](../course_lib/prefill/ring.py), which reads a cache whose older blocks lie in a file.
+Open [paged_cache.py](../course_lib/paged_cache.py) and [kvcache.py](../course_lib/kvcache.py).
 
-Cite `address_check`, where `row_offset` refuses a block without memory; `rows_check`, where the paged cache refuses
-before it hands out rows; `engine_check`, where the engine's `KVCache.row_address` refuses a token that is not stored;
-and `ring_asks`, the line of `ring.py` that asks the store which blocks are in memory. Give, for 8 KV heads of 128
-values and blocks of 32 tokens, `next_token`, the bytes from a row to the next token's row of the same head, and
-`next_head`, the bytes from a row to the same token's row of the next head.
+Cite `address_check`, where `row_offset` refuses a block without memory; `rows_check`, where `PagedCache` refuses to
+hand out the rows of an **evicted** block (follow the calls from `rows` on); and `engine_check`, where the engine's
+`KVCache.row_address` refuses a token that is not stored. Give, for a slot of 8 KV heads of 128 values and 32 tokens,
+`next_token`, the bytes from a row to the next token's row of the same head, and `next_head`, the bytes from a row to the
+same token's row of the next head.
 
-Then explain: the engine's `KVCache` cannot evict. What does it check instead, and why is that enough there? And what
-does the ring do with a block that is not in memory, instead of an error?
+Then explain: the engine's `KVCache` cannot evict. What does it check instead, and why is that enough there? Why would it
+not be enough in `PagedCache`?
 """
 
-# %% [markdown] course={"id": "d08.b2", "kind": "B", "role": "answer", "points": 5, "minutes": 10, "difficulty": 2}
+# %% [markdown] course={"id": "d08.b2", "kind": "B", "role": "answer", "points": 5, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d08.b2 -->
 Answer: …
@@ -465,7 +465,6 @@ d08_b2 = {
     "address_check": "",  # "path:first-last"
     "rows_check": "",  # "path:first-last"
     "engine_check": "",  # "path:first-last"
-    "ring_asks": "",  # "path:first-last"
     "next_token": None,  # a number
     "next_head": None,  # a number
 }
@@ -512,7 +511,7 @@ memory_curves(curves, label="derived from what was allocated; one layer, 8 KV he
 r"""
 The spikes are the moves: old and new exist together, so for a moment "grow" needs nearly twice what it holds. A machine
 that is nearly full dies there, and not where its average says. Blocks waste at most 31 tokens and never move; their
-price is the table, and a guard that we come to.
+price is the table, and a page of guards in each slot, to which we come. At 100 tokens that page makes them larger than "grow".
 
 ### What "allocated" means
 
@@ -581,8 +580,8 @@ for tokens in (1, 6, 1, 1, 23):
 r"""
 A page for each of 8 heads in K and in V: 16, and one more at the end, which holds a *guard* (see below). Eight rows
 of 512 bytes are a page; because of the 64 bytes of guard in front, the eighth row already reaches into the next one.
-A layout with all heads of a token side by side would take 2 or 3 pages for the first token. But every head's keys would
-lie 4 kB apart, and attention reads head by head. Layouts are chosen for the reader, not for the writer.
+With all heads of a token side by side, the first token's 4 kB of K and 4 kB of V, and the guard, would take 5 pages. But
+every head's keys would lie 4 kB apart, and attention reads head by head. Layouts are chosen for the reader, not for the writer.
 
 ### What an unwritten row reads as
 
@@ -660,7 +659,7 @@ print("blocks with memory:", sum(slot is not None for slot in lazy.table), "of",
 r"""
 ### Exercise 8-3 A: audit a cache
 
-15 minutes · difficulty 2/3 · 6 points · about 14 lines
+13 minutes · difficulty 2/3 · 6 points · about 14 lines
 
 Write `audit_cache`. `memory` is uint8 `[slots, slot_bytes]`; the first and the last 8 bytes of a slot **in use** hold
 `CANARY`. `table` has the slot of each block or `None`, `tokens` is how many tokens the cache claims to hold. Return a
@@ -695,7 +694,7 @@ Collect the slots that are not `None`; a set of them has as many elements only i
 # %% course={"id": "d08.a3", "kind": "A", "role": "given"}
 CANARY = np.frombuffer(b"CANARY42", np.uint8)
 
-# %% course={"id": "d08.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d08.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 13, "difficulty": 2}
 # EXERCISE d08.a3
 def audit_cache(memory, table, tokens, block_size=32):
     """Say which blocks a cache needs, which it lacks, and whose canaries are broken.
@@ -738,21 +737,20 @@ except ValueError:
 # %% [markdown]
 r"""
 The run-over, the lost block and the shared slot are found; the guard of a slot that nobody uses is nobody's business. The
-row in the middle is **not** found: it was a legal place. (For that one needs a checksum of every block, or the bit gates
-of day 23.)
+row in the middle is **not** found: it was a legal place. (For that one needs a checksum of every block.)
 """
 
 # %% [markdown] course={"id": "d08.b3", "kind": "B", "role": "card"}
 r"""
 ### Exercise 8-3 B: what does an unwritten row read as?
 
-10 minutes · difficulty 2/3 · 5 points
+8 minutes · difficulty 2/3 · 5 points
 
 Open [kvcache.py](../course_lib/kvcache.py) and [paged_cache.py](../course_lib/paged_cache.py).
 
 Cite `fresh_rows`, where `KVCache` takes memory for float32 rows without writing it; `read_limit`, the line of
-`KVCache.rows` that cuts the views to the tokens that are there; `paged_limit`, the same in `PagedCache.rows`; and
-`given_back`, the line that returns a block's pages to the system. Give `fresh_value`, what a value reads as that was
+`KVCache.rows` that cuts the views to the tokens that are there; and `given_back`, the line of `PagedCache` that returns a
+block's pages to the system. Give `fresh_value`, what a value reads as that was
 never written in a fresh mapping, and `its_weight`: the softmax weight of one such row beside one real token whose score
 is 0.
 
@@ -761,7 +759,7 @@ change if the capacity, and not the length, were given to attention? And why is 
 in a test, and filling it with zeros a bad one?
 """
 
-# %% [markdown] course={"id": "d08.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 10, "difficulty": 2}
+# %% [markdown] course={"id": "d08.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d08.b3 -->
 Answer: …
@@ -774,7 +772,6 @@ Evidence: path:first-last
 d08_b3 = {
     "fresh_rows": "",  # "path:first-last"
     "read_limit": "",  # "path:first-last"
-    "paged_limit": "",  # "path:first-last"
     "given_back": "",  # "path:first-last"
     "fresh_value": None,  # a number
     "its_weight": None,  # a number

@@ -32,6 +32,7 @@ def _gqa_groups() -> list[Group]:
               [attention_case("16 over 8", 1, 16, 8, 12, 16),
                attention_case("8 over 2", 2, 8, 2, 40, 32),
                attention_case("6 over 3", 3, 6, 3, 7, 8),
+               attention_case("12 over 3", 10, 12, 3, 7, 8),
                attention_case("5 over 1", 4, 5, 1, 33, 64)]),
         Group("scores and weights", 2, "Scores are divided by the square root of d, and each "
               "head has a softmax of its own over its tokens.",
@@ -60,6 +61,8 @@ def _gqa_with(q, k, v, *, head=None, v_head=None, root=None, axis=1, shift=True,
     top = scores.max(axis=axis, keepdims=True) if shift is True else F32(0)
     if shift == "all heads":
         top = scores.max()
+    if shift == "magnitudes":
+        top = np.abs(scores).max(axis=axis, keepdims=True)
     weights = np.exp(scores - top)
     weights /= weights.sum(axis=axis, keepdims=True)
     if change:
@@ -77,6 +80,15 @@ def _v_by_modulo(q, k, v):
 
 def _first_heads(q, k, v):
     return _gqa_with(q, k, v, head=lambda h: min(h, len(k) - 1))
+
+
+def _spread_by_rounding(q, k, v):
+    places = np.linspace(0, len(k) - 1, len(q)).round().astype(int)
+    return _gqa_with(q, k, v, head=lambda h: places[h])
+
+
+def _maximum_of_magnitudes(q, k, v):
+    return _gqa_with(q, k, v, shift="magnitudes")
 
 
 def _no_root(q, k, v):
@@ -97,6 +109,10 @@ def _softmax_over_heads(q, k, v):
 
 def _no_maximum(q, k, v):
     return _gqa_with(q, k, v, shift=False)
+
+
+def _one_maximum(q, k, v):
+    return _gqa_with(q, k, v, shift="all heads")
 
 
 def _no_guard(q, k, v):
@@ -135,6 +151,7 @@ def _online_groups() -> list[Group]:
 
     rising, falling = np.linspace(-40, 60, 50), np.linspace(60, -40, 50)
     ties = rng.integers(0, 4, 40).astype(F32)
+    noise = np.array([[1, 2], [np.nan, np.nan], [3, 4], [np.nan, 0]], F32)
     holes = np.where(rng.random(60) < 0.4, -inf, rng.standard_normal(60) * 3)
     return [
         Group("result", 2, "When a larger score comes, both the sum and the accumulator shrink by "
@@ -153,6 +170,7 @@ def _online_groups() -> list[Group]:
               "and if nothing is visible the output is zeros.",
               [stream_case("holes", holes, values(60)),
                stream_case("masked at both ends", [-inf, -inf, 3, 5, -inf], values(5)),
+               stream_case("masked rows of NaN", [0, -inf, 1, -inf], noise),
                stream_case("all masked", [-inf] * 4, values(4)),
                stream_case("one masked token", [-inf], values(1))]),
     ]
@@ -181,9 +199,9 @@ def _online_with(tokens, *, start=-np.inf, shrink_sum=True, shrink_acc=True, equ
                 rescales += 1 if count_first or top > -np.inf else 0
                 top = score
             if order == "before":
-                weight = np.exp(score - top)
+                weight = F32(0) if score == -np.inf and mask == "zero" else np.exp(score - top)
                 total, acc = total + weight, acc + weight * value
-        out = acc / total if divide and (total > 0 or mask != "skip") else acc
+        out = acc / total if divide and (total > 0 or mask == "no") else acc
     return {"out": out, "max": float(top), "sum": float(total), "rescales": rescales}
 
 
@@ -191,6 +209,11 @@ def _online_variant(**change):
     def answer(tokens):
         return _online_with(tokens, **change)
     return answer
+
+
+def _collects(tokens):
+    scores, values = zip(*tokens, strict=True)
+    return _online_with(iter(zip(scores, values, strict=True)))
 
 
 def _sorts_first(tokens):
@@ -226,12 +249,14 @@ def _online_alternative(tokens):
 
 def _exp_groups() -> list[Group]:
     ln2 = math.log(2)
-    below = np.concatenate([np.linspace(-200, -87, 400, endpoint=False), [-3e38, -104.0, -88.5]])
+    below = [*np.linspace(-200, -87, 400, endpoint=False), -3e38, -np.inf, -104.0, -88.5]
     return [
         Group("every exponent", 3, "Somewhere the error exceeds 3 ulp: reduce x by the nearest "
               "multiple of ln 2, and take enough terms.",
               [within_3_ulp("a sample of all floats", sampled(9001)),
-               within_3_ulp("evenly spaced", np.linspace(-87, 0, 50_001))]),
+               within_3_ulp("evenly spaced", np.linspace(-87, 0, 50_001)),
+               # Two floats where degree 6, rounded at every step, is 3.01 ulp off.
+               within_3_ulp("two of a billion", [-26.6860046, -48.8668213])]),
         Group("large magnitudes", 2, "Far from 0 digits are lost in n times ln 2: subtract it in "
               "two parts, the first exact.",
               [within_3_ulp("-87 to -40", np.linspace(-87, -40, 60_001)),
@@ -260,12 +285,20 @@ def _library(x):
     return _finish(x, np.exp(x))
 
 
+def _imported(x, function=np.exp):
+    return _finish(x, function(np.maximum(x, F32(-87))))
+
+
 def _math_library(x):
     return np.array([math.exp(max(float(value), -87.0)) if value >= -87 else 0 for value in x], F32)
 
 
 def _in_float64(x):
     return exp_recipe(np.maximum(x, F32(-87))).astype(np.float64) * (x >= -87)
+
+
+def _operator(x):
+    return _finish(x, math.e ** np.maximum(x, F32(-87)).astype(np.float64))
 
 
 def _not_zero_below(x):
@@ -310,11 +343,14 @@ HIDDEN = [
         "h % kv_heads": _modulo,
         "V by another map than K": _v_by_modulo,
         "first heads, the last for the rest": _first_heads,
+        "spread over the KV heads by rounding": _spread_by_rounding,
         "no division by sqrt(d)": _no_root,
         "divides by d": _divides_by_d,
         "square root of all heads' values": _root_of_all_heads,
         "softmax over heads": _softmax_over_heads,
         "no maximum subtracted": _no_maximum,
+        "one maximum for all heads": _one_maximum,
+        "largest magnitude subtracted": _maximum_of_magnitudes,
         "no check of the head counts": _no_guard,
         "float64 result": _float64,
         "changes the query": _changes_q,
@@ -327,6 +363,8 @@ HIDDEN = [
         "first token not counted": _online_variant(count_first=False),
         "maximum starts at 0": _online_variant(start=0.0),
         "masked tokens not skipped": _online_variant(mask="no"),
+        "masked tokens times 0": _online_variant(mask="zero"),
+        "collects all tokens": _collects,
         "adds before it rescales": _online_variant(order="after"),
         "no division at the end": _online_variant(divide=False),
         "accumulates into the caller's row": _online_variant(in_place=True),
@@ -336,7 +374,10 @@ HIDDEN = [
     Hidden("d07.a3", _exp_groups, alternative=_exp_alternative, mutants={
         "np.exp": _library,
         "math.exp": _math_library,
+        "e ** x": _operator,
+        "a library function under its own name": _imported,
         "degree 5": _exp_variant(degree=5),
+        "degree 6": _exp_variant(degree=6),
         "no range reduction": _exp_variant(reduce=False, degree=20),
         "ln 2 in one part": _exp_variant(parts=1),
         "whole number below": _exp_variant(nearest=False),
@@ -355,7 +396,6 @@ READINGS = {
                             "return head * num_kv_heads // num_heads", symbol="kv_head"),
         "python_loop": Lines("course_lib/attention.py",
                              "for h in range(kh * group, (kh + 1) * group)", symbol="_all_heads"),
-        "in_c": Lines("kernels_pyx/c/attention.c", "head = list * queries;"),
         "kv_head_of_21": 5,
         "right_by_luck": sum(h % 8 == h // 4 for h in range(32)),
     },
@@ -365,18 +405,14 @@ READINGS = {
         "masked": Lines("course_lib/attention.py", "if score == -np.inf:", "continue",
                         symbol="online_softmax"),
         "c_start": Lines("kernels_pyx/c/attention_single_pass.c", "{.max = -INFINITY"),
-        "c_shrink": Lines("kernels_pyx/c/attention_single_pass.c",
-                          "float old_and_new[16] = {state->max - max}"),
         "why_zero": Lines("kernels_pyx/c/v16.h", "return v16_zero_below("),
         "first_shrink": 0,
         "most_rescales": 65,
     },
     "d07.b3": {
-        "plain_c": Lines("kernels_pyx/c/v16_portable.h", "fmaf(a.lane[i], b.lane[i], c.lane[i])"),
         "avx2": Lines("kernels_pyx/c/v16_avx2.h", "_mm256_fmadd_ps(a.low"),
         "neon": Lines("kernels_pyx/c/v16_neon.h", "vfmaq_f32(z.a", "vfmaq_f32(z.c"),
         "no_other_fusing": Lines("setup.py", "-ffp-contract=off"),
         "multiply_adds": 10,
-        "power_bits": (-3 + 127) << 23,
     },
 }

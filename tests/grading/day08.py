@@ -31,9 +31,11 @@ def _ledger_groups() -> list[Group]:
               [ledger_case("17 layers, 3 heads", 17, 3, 192, 33)]),
         Group("edges", 1, "q4 needs whole groups of 64, and a count below 1 is refused.",
               [ledger_case("96 values", 2, 2, 96, 7), ledger_case("32 values", 2, 2, 32, 7),
+               ledger_case("160 values", 2, 2, 160, 7),
                Case("no heads", (1, 0, 64, 1), raises=ValueError),
                Case("negative tokens", (1, 1, 64, -5), raises=ValueError),
-               Case("no values", (1, 1, 0, 1), raises=ValueError)]),
+               Case("no values", (1, 1, 0, 1), raises=ValueError),
+               Case("two below 1", (-1, 1, 64, -5), raises=ValueError)]),
     ]
 
 
@@ -57,6 +59,12 @@ def _ledger_variant(**change):
     def answer(num_layers, num_kv_heads, head_dim, tokens):
         return _ledger_with(num_layers, num_kv_heads, head_dim, tokens, **change)
     return answer
+
+
+def _product_guarded(num_layers, num_kv_heads, head_dim, tokens):
+    if num_layers * num_kv_heads * head_dim * tokens < 1:
+        raise ValueError("a count is below 1")
+    return _ledger_with(num_layers, num_kv_heads, head_dim, tokens, guard=False)
 
 
 def _ledger_floats(num_layers, num_kv_heads, head_dim, tokens):
@@ -102,17 +110,20 @@ def _address_groups() -> list[Group]:
               [Case("behind the table", (table, 9 * 32, 0), raises=ValueError),
                Case("token -1", (table, -1, 0), raises=ValueError),
                Case("head -1", (table, 3, -1), raises=ValueError),
-               Case("head 8", (table, 3, 8), raises=ValueError)]),
+               Case("head 8", (table, 3, 8), raises=ValueError),
+               Case("behind a table of small blocks", ([2, None, 0], 6, 0, 2, 4, 2),
+                    raises=ValueError),
+               Case("head 2 of 2", ([2, None, 0], 5, 2, 2, 4, 2), raises=ValueError)]),
     ]
 
 
 def _address_with(table, token, head, num_kv_heads=8, head_dim=128, block_size=32, *, both=2,
                   itemsize=4, through=True, head_major=True, null="check", low=True, heads=True,
-                  block=None):
+                  block=None, whole=None, below=None):
     """The right answer with one part replaced."""
-    if (low and token < 0) or token >= len(table) * block_size:
+    if (low and token < 0) or token >= len(table) * (whole or block_size):
         raise ValueError("token outside")
-    if heads and not 0 <= head < num_kv_heads:
+    if heads and not 0 <= head < (below or num_kv_heads):
         raise ValueError("no such head")
     b, row = divmod(token, block_size)
     b = b if block is None else block(token, block_size)
@@ -150,6 +161,12 @@ def _address_alternative(table, token, head, num_kv_heads=8, head_dim=128, block
 # --- d08.a3 ------------------------------------------------------------------------------------
 
 
+def _swapped(memory):
+    memory = memory.copy()
+    memory[0, [2, 3]] = memory[0, [3, 2]]
+    return memory
+
+
 def _audit_groups() -> list[Group]:
     memory = slots(8)
     table = [5, 0, None, 7, 1]
@@ -167,22 +184,26 @@ def _audit_groups() -> list[Group]:
                audit_case("several", broken(memory, (5, 0), (5, -8), (1, -3), (0, 3)), table, 160),
                audit_case("a slot in use by nobody", broken(memory, (2, 0), (6, -1)), table, 160),
                audit_case("next to the canary", broken(memory, (0, 8), (0, -9)), table, 160),
-               audit_case("a block that is not needed", broken(memory, (1, 0)), table, 10)]),
+               audit_case("a block that is not needed", broken(memory, (1, 0)), table, 10),
+               audit_case("two bytes change places", _swapped(memory), table, 160),
+               audit_case("larger slots", broken(slots(8, 200), (0, -3)), table, 160)]),
         Group("refused", 1, "Negative tokens, and two blocks in one slot, are errors; two blocks "
               "without a slot are not.",
               [Case("negative", (memory, table, -1), raises=ValueError),
                Case("slot 5 twice", (memory, [5, 1, 5], 90), raises=ValueError),
+               Case("slot 5 twice, one not needed", (memory, [5, 1, 5], 40), raises=ValueError),
                audit_case("two without a slot", memory, [None, None, 3], 96)]),
     ]
 
 
 def _audit_with(memory, table, tokens, block_size=32, *, rounding="up", sides=("front", "back"),
                 length=8, by="slot", past_end=True, all_blocks=True, negative=True, shared="slots",
-                unused=False, null=True):
+                unused=False, null=True, same=np.array_equal):
     """The right answer with one part replaced."""
     if negative and tokens < 0:
         raise ValueError("negative")
-    used = [slot for slot in table if slot is not None or shared == "entries"]
+    held = table[:-(-tokens // block_size)] if shared == "needed" else table
+    used = [slot for slot in held if slot is not None or shared == "entries"]
     if shared and len(set(used)) != len(used):
         raise ValueError("shared slot")
     needed = {"up": -(-tokens // block_size), "down": tokens // block_size,
@@ -200,7 +221,7 @@ def _audit_with(memory, table, tokens, block_size=32, *, rounding="up", sides=("
         for side in sides:
             piece = memory[at, :length] if side == "front" else memory[at, -length:]
             wanted = CANARY[:length] if side == "front" else CANARY[-length:]
-            if not np.array_equal(piece, wanted):
+            if not same(piece, wanted):
                 damaged.append([block, side])
     return {"needed": needed, "missing": missing, "damaged": damaged}
 
@@ -244,6 +265,7 @@ HIDDEN = [
         "mirror instead of q8": _ledger_variant(mirror="instead"),
         "one layer": _ledger_variant(layers=False),
         "accepts 0": _ledger_variant(guard=False),
+        "only the product is checked": _product_guarded,
         "floats": _ledger_floats,
     }),
     Hidden("d08.a2", _address_groups, alternative=_address_alternative, mutants={
@@ -256,6 +278,8 @@ HIDDEN = [
         "no check for NULL": _address_variant(null="none"),
         "negative tokens wrap around": _address_variant(low=False),
         "any head": _address_variant(heads=False),
+        "blocks of 32 in the check of the token": _address_variant(whole=32),
+        "8 heads in the check of the head": _address_variant(below=8),
         "blocks of 32 always": _address_variant(block=lambda token, size: token // 32),
     }),
     Hidden("d08.a3", _audit_groups, alternative=_audit_alternative, mutants={
@@ -271,6 +295,9 @@ HIDDEN = [
         "slot 0 is no slot": _audit_variant(null=False),
         "negative tokens": _audit_variant(negative=False),
         "shared slots": _audit_variant(shared=None),
+        "shared slots among needed blocks only": _audit_variant(shared="needed"),
+        "sums of the canaries": _audit_variant(same=lambda a, b: a.sum() == b.sum()),
+        "slots of 40 bytes": lambda memory, *rest: _audit_with(memory[:, :40], *rest),
         "two None are shared": _audit_variant(shared="entries"),
         "repairs what it finds": _repairs,
     }),
@@ -293,7 +320,6 @@ READINGS = {
         "engine_check": Lines("course_lib/kvcache.py",
                               "if not 0 <= token < self.layer_length(layer):",
                               symbol="KVCache.row_address"),
-        "ring_asks": Lines("course_lib/prefill/ring.py", "self.store.resident(layer, block)"),
         "next_token": 512,
         "next_head": 32 * 512,
     },
@@ -302,8 +328,6 @@ READINGS = {
                             "return LayerRows(np.empty(shape, F32), np.empty(shape, F32))",
                             symbol="KVCache._allocate"),
         "read_limit": Lines("course_lib/kvcache.py", "rows = array[:, :n]", symbol="KVCache.rows"),
-        "paged_limit": Lines("course_lib/paged_cache.py", "rows[:, :tokens]",
-                             symbol="PagedCache.rows"),
         "given_back": Lines("course_lib/paged_cache.py", "self._mapping.madvise(mmap.MADV_DONTNEED",
                             symbol="PagedCache.evict"),
         "fresh_value": 0,

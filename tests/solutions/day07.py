@@ -50,7 +50,7 @@ def exp_poly(x):
 
 ANSWERS = {
     "d07.b1": """
-The definition is h * num_kv_heads // num_heads; the Python loop and the C kernel go the other way,
+The definition is h * num_kv_heads // num_heads; the loop goes the other way,
 from a KV head to the consecutive query heads that it serves, which is the same map. Neighbours are
 grouped because the projection's rows, and so the checkpoint, were laid out and trained that way:
 query head h learned to ask the keys of KV head h * G // H. It also means that the heads of a group
@@ -73,7 +73,7 @@ first token is masked; 1 point: with a finite M the weight is 0 anyway.
 """,
     "d07.b3": """
 IEEE 754 says that addition, multiplication and the fused multiply-add return the float nearest to
-the exact result. fmaf, _mm256_fmadd_ps and vfmaq_f32 are all that one operation, lane by lane, in
+the exact result. _mm256_fmadd_ps and vfmaq_f32 are both that one operation, lane by lane, in
 the same order with the same constants, so each of the ten steps has one possible result. The
 compiler must not fuse or split on its own (-ffp-contract=off), and -ffast-math would allow it to
 reorder, to fuse and to replace divisions: other roundings. A sum of many exponentials has an

@@ -68,10 +68,10 @@ KVCache keeps the rows of a head in one piece from token 0 on and can only be tr
 that exist are exactly those below its length: one comparison of the token with the length is
 enough, and views of the first n rows are all it hands out. As soon as blocks can go one by one, the
 length says nothing about a block in the middle, and every way to a row must look into the table: in
-row_offset and in _slot. The ring does not treat a missing block as an error: the store answers None
-for a block that is in the file, and the ring reads it into one of its slots before it is used.
+row_offset and in _slot, through which rows, append and evict go.
 Rubric: 2 points: contiguous rows from 0 to the length, so the length is the whole check (1 of them
-if only "it has no blocks"); 1 point: the ring loads the block from the file into a slot.
+if only "it has no blocks"); 1 point: with eviction a block below the length may be gone; only the
+table can tell.
 """,
     "d08.b3": """
 np.empty hands out whatever the memory held: zeros from fresh pages, old rows from used ones.
