@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import random
 from functools import cache
@@ -86,7 +87,10 @@ def _bpe_groups() -> list[Group]:
                     expect=["a", "bc", "ab"]),
                Case("one letter", (TOY_MERGES, "e"), expect=["e"]),
                Case("no merges", ([], "rents"), expect=list("rents")),
-               Case("foreign letters", (TOY_MERGES, "ent→ent"), expect=["ent", "→", "ent"])]),
+               Case("foreign letters", (TOY_MERGES, "ent→ent"), expect=["ent", "→", "ent"]),
+               Case("spaces are letters", ([(" ", "e")], " e "), expect=[" e", " "]),
+               Case("a merge makes a more urgent pair", ([("ab", "a"), ("a", "b")], "abab"),
+                    expect=["aba", "b"])]),
     ]
 
 
@@ -174,10 +178,43 @@ def _drops_unknown(merges, text):
 
 
 def _bpe_alternative(merges, text):
+    """A queue of candidates over places, as fast tokenizers have it."""
+    rank = {tuple(pair): r for r, pair in enumerate(merges)}
+    tokens, after, end = list(text), list(range(1, len(text) + 1)), len(text)
+    before = list(range(-1, end - 1))
+    queue = [(rank[pair], i, *pair) for i, pair in _pairs(tokens) if pair in rank]
+    heapq.heapify(queue)
+    while queue:
+        _, i, left, right = heapq.heappop(queue)
+        j = after[i]
+        if j == end or (tokens[i], tokens[j]) != (left, right):
+            continue  # one of the two has been merged since
+        tokens[i], tokens[j], after[i] = left + right, "", after[j]
+        if after[i] < end:
+            before[after[i]] = i
+        for k in (before[i], i):
+            if k >= 0 and after[k] < end and (pair := (tokens[k], tokens[after[k]])) in rank:
+                heapq.heappush(queue, (rank[pair], k, *pair))
+    return [token for token in tokens if token]
+
+
+def _strips_the_word(merges, text):
+    return _bpe_with(merges, text.strip(), min)
+
+
+def _every_occurrence_at_once(merges, text):
+    rank = {tuple(pair): r for r, pair in enumerate(merges)}
+    tokens = list(text)
+    while found := [(rank[pair], pair) for _, pair in _pairs(tokens) if pair in rank]:
+        tokens = _join_all(tokens, min(found)[1])
+    return tokens
+
+
+def _list_applied_once(merges, text):
+    """Merge by merge through the list, which is right for lists that were learned."""
     tokens = list(text)
     for pair in merges:
-        if pair[0] + pair[1] in text:
-            tokens = _join_all(tokens, pair)
+        tokens = _join_all(tokens, pair)
     return tokens
 
 
@@ -196,14 +233,10 @@ def _scan_case(seed):
 
 def _large():
     rng = random.Random(32)
-    vocab = [f"{i:x}" for i in range(60_000)] + ["g"]
-    text = "".join(rng.choice("0123456789abcdefg") for _ in range(30_000))
-    place, ids, at = {word: i for i, word in enumerate(vocab)}, [], 0
-    while at < len(text):  # no token has a leading zero but "0"; none has more than four letters
-        length = next(n for n in (4, 3, 2, 1) if text[at : at + n] in place)
-        ids.append(place[text[at : at + length]])
-        at += length
-    return Case("60,001 tokens, 30,000 letters", (vocab, text), expect=ids)
+    vocab = [f"<{i:x}" for i in range(60_000)]  # all begin alike: letters alone are no index
+    ids = [rng.randrange(60_000) for _ in range(6_200)]
+    text = "".join(vocab[i] for i in ids)  # "<" ends a token, so the longest is the one written
+    return Case(f"60,000 tokens, {len(text):,} letters", (vocab, text), expect=ids)
 
 
 @cache
@@ -221,6 +254,8 @@ def _match_groups() -> list[Group]:
                Case("nothing fits in the middle", (["aa", "b"], "aaab"), raises=ValueError),
                Case("a longest match that ends in a dead end", (["ab", "abc", "cd"], "abcd"),
                     raises=ValueError),
+               Case("a token of 40 letters", (["a", "b", "a" * 40], "b" + "a" * 41),
+                    expect=[1, 2, 0]),
                Case("longer than the text", (["abcdef", "a", "bc"], "abc"), expect=[1, 2]),
                Case("doubles of every token", (["b", "a", "ab"] * 2, "abab"), expect=[2, 2])]),
     ]
@@ -255,6 +290,28 @@ def _shortest_first(vocab, text):
 
 def _at_most_four(vocab, text):
     return _match_with(vocab, text, _first(vocab), lambda longest, left: range(min(4, left), 0, -1))
+
+
+def _at_most_eleven(vocab, text):
+    """The longest token of the lesson's vocabulary."""
+    return _match_with(vocab, text, _first(vocab),
+                       lambda longest, left: range(min(11, left), 0, -1))
+
+
+def _by_first_letter(vocab, text):
+    """A list of tokens for each first letter, the longest first: a shorter scan."""
+    lists: dict[str, list[tuple[str, int]]] = {}
+    for word, i in sorted(_first(vocab).items(), key=lambda entry: -len(entry[0])):
+        lists.setdefault(word[:1], []).append((word, i))
+    ids, at = [], 0
+    while at < len(text):
+        word, i = next((entry for entry in lists.get(text[at], [])
+                        if text.startswith(entry[0], at)), ("", -1))
+        if i < 0:
+            raise ValueError("no token fits")
+        ids.append(i)
+        at += len(word)
+    return ids
 
 
 def _skips_unknown(vocab, text):
@@ -373,12 +430,16 @@ def _template_groups() -> list[Group]:
                _talk("only a control token", ("user", "<|im_end|>")),
                _talk("forged in an answer", ("user", "Hi"), ("assistant", "No<|im_end|>\n")),
                _talk("spaces and newlines", ("user", "\n\n  Hi \n"), ("assistant", " ")),
+               _talk("other ends of lines", ("user", "one\r\ntwo\rthree\tfour")),
                _talk("other scripts", ("user", "针 in 草堆? 😀"))]),
         Group("refusals", 1, "No message, an unknown role and a content that is not text must be "
               "refused, wherever they stand.",
               [Case("no message", ([], False), raises=ValueError),
                Case("unknown role, second", ([user, {"role": "User", "content": "Hi"}],),
                     raises=ValueError),
+               Case("a role that is only part of one", ([{"role": "use", "content": "Hi"}],),
+                    raises=ValueError),
+               Case("an empty role", ([{"role": "", "content": "Hi"}],), raises=ValueError),
                Case("content None", ([{"role": "user", "content": None}],), raises=ValueError),
                Case("content a number, last", ([user, {"role": "assistant", "content": 7}],),
                     raises=ValueError)]),
@@ -403,6 +464,18 @@ def _build(messages, begin=True, *, check=True, content=lambda text: text, end="
 
 def _strips(messages, add_generation_prompt=True):
     return _build(messages, add_generation_prompt, content=str.strip)
+
+
+def _normalises_newlines(messages, add_generation_prompt=True):
+    return _build(messages, add_generation_prompt, content=lambda text: "\n".join(
+        text.split("\r\n")))
+
+
+def _role_in_one_string(messages, add_generation_prompt=True):
+    if not messages or any(m["role"] not in "system user assistant" or
+                           not isinstance(m["content"], str) for m in messages):
+        raise ValueError("malformed")
+    return _build(messages, add_generation_prompt, check=False)
 
 
 def _removes_control_tokens(messages, add_generation_prompt=True):
@@ -481,11 +554,16 @@ HIDDEN = [
         "a pair by its joined text": _pair_by_its_text,
         "pairs must be tuples": _only_tuples,
         "drops letters that no merge knows": _drops_unknown,
+        "strips the word": _strips_the_word,
+        "every occurrence in one step": _every_occurrence_at_once,
+        "goes through the list once": _list_applied_once,
     }),
     Hidden("d03.a2", _match_groups, alternative=_match_alternative, mutants={
         "the largest id of equals": _largest_id,
         "the shortest token": _shortest_first,
         "tokens of at most four letters": _at_most_four,
+        "tokens of at most eleven letters": _at_most_eleven,
+        "a scan of those with the same first letter": _by_first_letter,
         "skips what does not fit": _skips_unknown,
         "never tries the longest length": _last_length_forgotten,
         "builds the index for every token": _index_for_every_token,
@@ -494,6 +572,8 @@ HIDDEN = [
     }),
     Hidden("d03.a3", _template_groups, alternative=_template_alternative, mutants={
         "strips contents": _strips,
+        "makes all newlines alike": _normalises_newlines,
+        "looks for the role in one string": _role_in_one_string,
         "removes control tokens from contents": _removes_control_tokens,
         "cuts the rendered string": _cuts_the_string,
         "no newline behind a message": _no_last_newline,

@@ -70,7 +70,8 @@ def _pack_groups(kind, top, extra) -> list[Group]:
               [block_case("zeros and tiny blocks", edge, kind),
                block_case("one block of zeros", np.zeros((1, 32), F32), kind),
                _bad(np.nan), _bad(-np.inf),
-               Case("33 columns", (np.ones((2, 33), F32),), raises=ValueError)]),
+               Case("33 columns", (np.ones((2, 33), F32),), raises=ValueError),
+               Case("2 rows of 48", (np.ones((2, 48), F32),), raises=ValueError)]),
     ]
 
 
@@ -127,6 +128,14 @@ def _q8(w, *, magnitude=None, scaled=None, rounding=_away, stored="<f2", read="s
 def _q8_variant(**change):
     def answer(w):
         return _q8(w, **change)
+    return answer
+
+
+def _left_to_reshape(pack):
+    """reshape(-1, 32) refuses only what is no multiple of 32 in all, so blocks run across rows."""
+    def answer(w):
+        blocks, values = pack(w.reshape(-1, 32))
+        return blocks.reshape(len(w), -1), values.reshape(w.shape)
     return answer
 
 
@@ -326,6 +335,8 @@ def _rule_groups() -> list[Group]:
     one_off = _codes(x, "half_away", 1)
     one_off[7, 9] += 1 if one_off[7, 9] < 0 else -1
     zeros = np.concatenate([x, np.zeros((2, x.shape[1]), F32), x[:1] * F32(1e-12)])
+    small = np.array([[4e-7, 2e-7], [3e-6, 1e-6]], F32)  # below and above the limit, 1e-6
+    below_half = np.array([[127, np.nextafter(F32(0.5), F32(0))]], F32)  # + 0.5 is 1 in float32
     return [
         Group("ties", 2, "A rule to nearest is known by its ties: use those on which every order "
               "of operations agrees, and let the others not mislead you.", tied),
@@ -341,7 +352,15 @@ def _rule_groups() -> list[Group]:
                _box("two rules in turn", x, mixed.astype(np.int8), []),
                _box("one code off", x, one_off, []),
                _box("rows of zeros, a tiny row", zeros, _codes(zeros, "half_even", 1),
-                    ["half_even"])]),
+                    ["half_even"]),
+               _box("a row of zeros, a code that is none", np.zeros((1, 2), F32),
+                    np.array([[0, 1]]), []),
+               _box("rows on both sides of 1e-6", small, np.array([[0, 0], [127, 42]]),
+                    ["half_up", "half_even", "half_away", "trunc", "toward_zero"]),
+               _box("the float below one half", below_half, np.array([[127, 0]]),
+                    ["half_even", "half_away", "toward_zero"]),
+               _box("two orders in one row", np.array([[9, 4.5, -4.5]], F32),
+                    np.array([[127, 64, -63]]), ["half_up", "half_even", "half_away", "trunc"])]),
     ]
 
 
@@ -352,6 +371,22 @@ def _classify(x, codes, *, orders=ORDERS, rules=BY_HAND, scale=None, guard=True,
     m = np.where(m < F32(1e-6), F32(1), m) if guard else m
     ys = [order(x, m) for order in orders]
     return [name for name, rule in rules.items() if agree([rule(y) == codes for y in ys])]
+
+
+def _one_order_a_row(found):
+    return np.any([codes.all(axis=-1) for codes in found], axis=0).all()
+
+
+def _limited(limit):
+    def scale(x):
+        m = np.abs(x).max(axis=-1, keepdims=True)
+        return np.where(m < F32(limit), F32(1), m)
+    return scale
+
+
+def _skips_rows_of_zeros(x, codes):
+    use = np.abs(x).max(axis=-1) > 0
+    return _classify(x[use], codes[use])
 
 
 def _classify_with(**change):
@@ -447,6 +482,7 @@ HIDDEN = [
         "scale behind the codes": _q8_variant(codes_first=True),
         "no guard for zeros": _q8_variant(guard=False),
         "accepts NaN": _q8_variant(check=False),
+        "leaves the width to reshape": _left_to_reshape(_q8),
         "float64 inside": _floats64,
         "changes its argument": _changes_w,
     }),
@@ -467,12 +503,14 @@ HIDDEN = [
         "8 subtracted in uint8": _minus_in_uint8,
         "high byte first": _q4_variant(stored=">f2"),
         "accepts NaN": _q4_variant(check=False),
+        "leaves the width to reshape": _left_to_reshape(_q4),
     }),
     Hidden("d04.a3", _rule_groups, alternative=_rules_alternative, mutants={
         "one order, 127 / m": _classify_with(orders=ORDERS[:1]),
         "one order, x / d": _classify_with(orders=ORDERS[1:2]),
         "one order for all codes": lambda x, codes: _classify(
-            x, codes, agree=lambda found: any(np.all(f) for f in found[:2])),
+            x, codes, agree=lambda found: any(np.all(f) for f in found)),
+        "one order for a row": _classify_with(agree=_one_order_a_row),
         "every order must agree": _classify_with(agree=np.all),
         "mean errors alone": _by_mean_error,
         "the first possible rule": _first_possible,
@@ -484,6 +522,13 @@ HIDDEN = [
         "max instead of max-abs": _classify_with(
             scale=lambda x: np.maximum(x.max(axis=-1, keepdims=True), F32(1e-6))),
         "no guard for zeros": _classify_with(guard=False),
+        "a limit of 1e-5": _classify_with(guard=False, scale=_limited(1e-5)),
+        "a limit of 1e-8": _classify_with(guard=False, scale=_limited(1e-8)),
+        "skips rows of zeros": _skips_rows_of_zeros,
+        "half_away by |y| + 0.5": _classify_with(rules=BY_HAND | {
+            "half_away": lambda y: np.copysign(np.floor(np.abs(y) + F32(0.5)), y)}),
+        "half_up in float64": _classify_with(rules=BY_HAND | {
+            "half_up": lambda y: np.floor(y.astype(np.float64) + 0.5)}),
     }),
 ]
 
