@@ -299,7 +299,7 @@ heads of one KV head. Give `kv_head_of_21`: what query head 21 reads in a model 
 heads; and `right_by_luck`: for how many of the 32 query heads would `h % 8` be right.
 
 Then explain in two or three sentences: why are neighbours grouped, and not every eighth head? Who
-decided that, and what happens to a checkpoint if an engine decides otherwise?
+decided that, and what happens to a trained model if an engine decides otherwise?
 
 <details><summary>Hint</summary>
 
@@ -373,7 +373,8 @@ OnlineSoftmaxExplorer(engine, source="model", read=130)
 # %% [markdown]
 r"""
 Look at the lower right panel of the stored picture. Until the hidden word came, as the 125th token (number
-124 in the first table), the output was something else entirely; one score of 17 made everything before it vanish. A running output is no preview.
+124 in the first table), the output was something else entirely; one score of 17 made everything before it vanish.
+A running output is no preview.
 Now count, for all twelve heads of the model:
 """
 
@@ -851,8 +852,9 @@ AVX2 (x86) computes 8 floats an instruction, NEON (ARM) 4. Why do both give the 
 Cite the fused multiply-add in each: `avx2`, `neon`; and `no_other_fusing`, the line that forbids the compiler
 to fuse on its own. Give `multiply_adds`, how many `v16_fma` one `v16_exp` (printed above) executes.
 
-Then explain: which property of each operation makes the bits equal? Why would `-ffast-math` break it? And why
-may the *sum* of a softmax differ between two correct programs although every exponential is equal?
+Then explain: which property of each operation makes the bits equal? `-ffast-math` lets a compiler treat floats as
+if they were real numbers: why would it break this? And why may the *sum* of a softmax differ between two correct
+programs although every exponential is equal?
 """
 
 # %% [markdown] course={"id": "d07.b3", "kind": "B", "role": "answer", "points": 5, "minutes": 8, "difficulty": 3}

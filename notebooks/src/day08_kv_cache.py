@@ -750,9 +750,9 @@ Open [kvcache.py](../course_lib/kvcache.py) and [paged_cache.py](../course_lib/p
 
 Cite `fresh_rows`, where `KVCache` takes memory for float32 rows without writing it; `read_limit`, the line of
 `KVCache.rows` that cuts the views to the tokens that are there; and `given_back`, the line of `PagedCache` that returns a
-block's pages to the system. Give `fresh_value`, what a value reads as that was
-never written in a fresh mapping, and `its_weight`: the softmax weight of one such row beside one real token whose score
-is 0.
+block's pages to the system. Give `fresh_value`, what a value reads as that
+lies in memory fresh from the system and was never written, and `its_weight`: the softmax weight of one such row beside
+one real token whose score is 0.
 
 Then explain: `np.empty` promises no value at all. Why does nothing in the engine ever see what is in there? What would
 change if the capacity, and not the length, were given to attention? And why is filling new memory with NaN a good idea
