@@ -31,7 +31,6 @@ import numpy as np
 from course_lib import backend, prefill_attention, sparse, sparse_prefill
 from course_lib.classroom import check, solved_or
 from course_lib.engine import Engine, generate_from
-from course_lib.engine.prefill import MINIBATCH
 from course_lib.lab import importance_map as maps
 from course_lib.lab import intervals, prefill_damage
 from course_lib.lab.anatomy import Variant, answer_of
@@ -847,7 +846,7 @@ The engine's window is not chosen. It is whatever the last mini-batch holds: $n 
 
 # %%
 for tokens in (2047, 2048, 2049, 2061, 2304, 2305):
-    print(f"derived  n = {tokens}: the last window counts {tokens % MINIBATCH or MINIBATCH:3d} queries")
+    print(f"derived  n = {tokens}: the last window counts {tokens % 256 or 256:3d} queries")
 
 # %% [markdown]
 r"""
@@ -925,8 +924,8 @@ Note the two positions. At 0.5 a set of 32 blocks is harmless up to token 1,024 
 just before that border. *Measure a repair where the damage is.*
 
 What do the repairs cost? Exact prefill (repair nought: take prefill off the flag) costs the whole attention over the
-prompt. Windowed importance costs nothing. And groups? Every group probes every block before it. {see course_lib/lab/prefill_damage.py prefill_work} counts the
-multiply-adds of one head: probes, and attention over at most $k$ blocks.
+prompt. Windowed importance costs nothing. And groups? Every group probes every block before it.
+{see course_lib/lab/prefill_damage.py prefill_work} counts the multiply-adds of one head: probes, and attention over at most $k$ blocks.
 """
 
 # %%
