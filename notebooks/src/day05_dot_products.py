@@ -8,7 +8,7 @@ r"""
 say what each instruction does · find one wrong line among 35 stages of a model by changing one
 variable at a time (对拍只改一个变量), and say why no other way could have found it.
 
-**Time** 85 minutes, six exercises. The name and the rule of 5-3 are the series' own; 5-1 and 5-2 are
+**Time** 90 minutes: about 40 to read and run, 50 for the six exercises. The name and the rule of 5-3 are the series' own; 5-1 and 5-2 are
 this course's.
 
 Numbers about speed and size carry a label: **this machine** (measured in the cell you run) ·
@@ -52,7 +52,8 @@ with one matrix after the other; every output is a **dot product** (点积) of $
 **weights** (权重). Weights are fixed; they come from the file. The rows $x$ that flow through the
 chain are made anew for every token and are called **activations** (激活).
 
-How much of it is there? The shipped model, one token:
+How much of it is there? The shipped model has three layers of four matrices each (what each is for,
+days 6 and 7 tell; today their sizes are enough). One token:
 """
 
 # %%
@@ -177,18 +178,22 @@ prompt = prompt_of(engine, NeedleOptions(tokens=128), 1)
 begun = engine.encode(prompt.fact.sentence, allow_special=False)[:-2]
 ids = list(prompt.ids) + list(begun)
 print("the prompt ends:", repr(engine.decode(ids)[-76:]))
-stages = dict(run_stages(engine.model, ids))
+stages = dict(run_stages(engine.model, ids))  # every row on the way, by name (more in 5-3)
 inner = stages["layer 2 inner"][60]
+half_step = np.abs(inner).max() / 254, np.repeat(np.abs(inner).reshape(-1, 32).max(axis=1) / 254, 32)
+print("become 0 with one scale:", int((np.abs(inner) < half_step[0]).sum()),
+      "· with one per 32:", int((np.abs(inner) < half_step[1]).sum()), "· of", inner.size)
 block_steps(inner, label="this machine: activations of layer 2 before 'mlp out', token 60")
 
 # %% [markdown]
 r"""
 Each dot is one value; note the logarithmic scale. The dashed line is half of the one big step: every
-dot below it would become 0, 285 of 448. The short bars are half steps of the blocks. They follow the data,
-and 147 vanish.
+dot below it would become 0, 285 of 448. The short bars are half steps of the blocks. They follow the
+data, and 147 vanish.
 
-Picking on one row proves little. All 133 rows that enter each matrix, all layers; how wrong does the
-product become, on average, if you round the weights, the activations, or both?
+One row proves little. Take all 133 rows that enter each matrix, in all layers: how wrong does the
+product become, on average, if you round the weights, the activations, or both? (`w8(rows, w)` is the
+product with `w` rounded to Q8_0.)
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -228,8 +233,8 @@ Three things to take away:
 
 * Rounding the activations costs **about as much** as rounding the weights did, in "mlp out" twice as much.
 * Both together cost the root of the sum of squares: the two errors do not know of each other.
-* In the first three matrices one scale a row would do. In "mlp out" it is three times worse: its inputs
-  are products of two factors, and a few of them are huge. **One outlier spoils the step of everything
+* In the first three matrices one scale a row costs 1.3 to 1.5 times the error; in "mlp out" three times:
+  its inputs are products of two factors, and a few of them are huge. **One outlier spoils the step of everything
   that shares its scale**; 32 is how far you let it reach.
 """
 
@@ -237,7 +242,7 @@ Three things to take away:
 r"""
 ### Exercise 5-1 A · an integer dot product, bit for bit
 
-15 minutes · difficulty 2/3 · 5 points · about 8 lines
+10 minutes · difficulty 2/3 · 5 points · about 8 lines
 
 One output: `x_codes`, `w_codes` int8 `[n]` (a multiple of 32), `x_scales` float32 `[n/32]`, `w_scales`
 float16 `[n/32]`. Return one `np.float32`, with the bits of the compiled kernels. Per block, in order:
@@ -248,7 +253,9 @@ float16 `[n/32]`. Return one `np.float32`, with the bits of the compiled kernels
    this, the **fused multiply-add** (融合乘加).
 
 How do you round once in NumPy? A float64 holds the product `scale · sum` without any rounding: 24 bits
-times 20 bits are 44, and it has 53. Add in float64, then go to float32 at the end of every block.
+times 20 bits are 44, and it has 53. Add in float64, then go to float32 at the end of every block. (The
+float64 addition may round too. That shows only where it lands exactly between two float32, and no
+case here does; [fused.py](../course_lib/fused.py) closes that gap as well.)
 
 <details><summary>Hint 1: int8 again</summary>
 
@@ -264,7 +271,7 @@ Python's float, which is float64. `np.float32(…)` rounds.
 </details>
 """
 
-# %% course={"id": "d05.a1", "kind": "A", "role": "answer", "points": 5, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d05.a1", "kind": "A", "role": "answer", "points": 5, "minutes": 10, "difficulty": 2}
 # EXERCISE d05.a1
 def q8_dot(x_codes, x_scales, w_codes, w_scales):
     """One output of an int8 product: a float32 with the kernels' bits.
@@ -305,8 +312,8 @@ print("outputs with equal bits:", int((by_hand.view(np.int32) == wanted.view(np.
 r"""
 ### What does the rounding of x cost?
 
-Somebody has to find 160 maxima and round 160 numbers, for every token and every matrix. Does that eat
-the gain?
+Somebody has to find the maximum of every block and round every number of x, for each token and each
+matrix. Does that eat the gain?
 """
 
 # %%
@@ -319,22 +326,23 @@ for name, w_any in matrices.items():
 r"""
 ### Exercise 5-1 B · O(n) beside O(n·m)
 
-12 minutes · difficulty 2/3 · 4 points
+8 minutes · difficulty 2/3 · 4 points
 
 Open [weight_blocks.py](../course_lib/weight_blocks.py) and
 [linear_blocks.c](../kernels_pyx/c/linear_blocks.c).
 
 * `rounds_numpy`: the line where NumPy rounds activations to codes, ties to even.
-* `rounds_c`: the lines where the C kernel does it. (There is no rounding function: an addition rounds.)
-* `quantized_once`: the line where a product asks for *all* of x to be quantized, before any row of
-  the weights is touched.
+* `rounds_c`: the two lines where the C kernel does it. (There is no rounding function: an addition
+  rounds.)
+* `quantized_once`: in C, the line that hands out the quantizing of x, in pieces, before any row of the
+  weights is touched.
 * `products_per_value`: how many multiply-adds one quantized activation serves in "gate and up".
 
 Then say in your words why the cost of quantizing x does not matter for a matrix, and name a case in which
 it would.
 """
 
-# %% [markdown] course={"id": "d05.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 12, "difficulty": 2}
+# %% [markdown] course={"id": "d05.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d05.b1 -->
 Answer: …
@@ -443,7 +451,7 @@ SDOT goes on from there, and only at the end of a row somebody adds the four lan
 r"""
 ### Exercise 5-2 A · be the instruction
 
-12 minutes · difficulty 2/3 · 4 points · about 4 lines
+8 minutes · difficulty 2/3 · 4 points · about 4 lines
 
 Write `vdotq_s32` in NumPy, exactly: int32 `[4]` accumulator, two int8 `[16]`, result int32 `[4]`. Your
 arguments must stay as they were.
@@ -465,7 +473,7 @@ An *array* of int32 wraps without a word; that is what you want here.
 </details>
 """
 
-# %% course={"id": "d05.a2", "kind": "A", "role": "answer", "points": 4, "minutes": 12, "difficulty": 2}
+# %% course={"id": "d05.a2", "kind": "A", "role": "answer", "points": 4, "minutes": 8, "difficulty": 2}
 # EXERCISE d05.a2
 def vdotq_s32(acc, a, b):
     """SDOT: lane i of the result is acc[i] + the products 4 i … 4 i + 3 of a and b, modulo 2**32.
@@ -577,25 +585,23 @@ the plainest one: the row has 170 bytes instead of 640.
 r"""
 ### Exercise 5-2 B · prove that it cannot overflow
 
-20 minutes · difficulty 3/3 · 5 points
+10 minutes · difficulty 3/3 · 5 points
 
 Integer sums are exact *as long as they fit*. Open
 [attention_q8_neon.h](../kernels_pyx/c/attention_q8_neon.h) and
 [attention_q8.c](../kernels_pyx/c/attention_q8.c). Codes of x are −127 … 127; those of w may be −128 in a
 foreign file.
 
-* `two_products`: the lines, in the branch without SDOT, where two products are added in 16 bits.
+* `two_products`: the two lines, in the branch without SDOT, that add two products in 16 bits.
 * `largest_group_sum`: the largest magnitude that the sum of one group of 32 can have.
-* `int32_groups`: how many such groups could be added in one int32 before it might pass $2^{31}-1$.
 * `restart`: `q8_dot4` lets a row's sums run on from group to group, and reads them as floats by a trick
   that works below $2^{22}$ only. Cite where they are started anew in time, condition included.
-* `four_products_fit`: would four products always fit in 16 bits? `True` or `False`.
 
-Then write the proof in full: for each of 16 bits, 32 bits and the trick, the largest value that can occur
-and the limit. At $2^{22}$, how much room is left?
+Then write the proof: for each of 16 bits, 32 bits and the trick, the largest value that can occur and the
+limit. At $2^{22}$, how much room is left?
 """
 
-# %% [markdown] course={"id": "d05.b2", "kind": "B", "role": "answer", "points": 5, "minutes": 20, "difficulty": 3}
+# %% [markdown] course={"id": "d05.b2", "kind": "B", "role": "answer", "points": 5, "minutes": 10, "difficulty": 3}
 r"""
 <!-- ANSWER d05.b2 -->
 Answer: …
@@ -608,9 +614,7 @@ Evidence: path:first-last
 d05_b2 = {
     "two_products": "",  # "path:first-last"
     "largest_group_sum": None,  # a number
-    "int32_groups": None,  # a number
     "restart": "",  # "path:first-last"
-    "four_products_fit": None,  # True or False
 }
 
 # %% course={"id": "d05.b2", "kind": "B", "role": "check"}
@@ -730,22 +734,31 @@ r"""
 ### The bounds
 
 The tolerance gate needs numbers that are not taken from the run it judges. Compare the very first
-product, q, k and v of layer 0: up to there all builds have the same inputs, so only the one change acts.
-Per output, with $u = 2^{-24}$ (a float32 is off by at most that share of itself), $w$ and $x$ values:
+product, q, k and v of layer 0: up to there all builds have the same inputs, so only the one change acts,
+and its largest possible error can be written down as in 5-1:
 
-* q8 weights: $\sum_b \tfrac{s^w_b}{2} (1 + \tfrac18) \sum_i |x_i|$: half a step, plus an eighth of that,
-  because the scale itself is rounded to 11 bits and a code is up to 127;
-* q8 activations: $\sum_b \tfrac{s^x_b}{2} \sum_i |w_i|$, as in 5-1;
-* backwards: five additions in either order, each off by $u$ of at most $T = \sum_b |s^w_b s^x_b \cdot
-  \text{sum}_b|$: $2 \cdot 5\, u\, T$.
+* q8 weights: half a step of every weight, times $|x_i|$;
+* q8 activations: half a step of every $x_i$, times $|w_i|$;
+* backwards: five float additions in either order, each rounded.
 
-Every bound also gets $2 \cdot 160\, u \sum |w_i x_i|$ for what NumPy's own float sums may be off.
+<details><summary>The three bounds as formulas, for those who want to check the cell</summary>
 
-Behind this product the builds' inputs differ already, and a bound would have to follow the error through all layers.
-That is hard and gives huge numbers. The bit gate has no such trouble: it looks at all 35 stages.
+$u = 2^{-24}$ (a float32 is off by at most that share of itself); $w$ and $x$ are values, not codes.
 
-The last line of the cell is this gate's positive control: a real mistake must be caught. (Not in *every* output: a bound allows for the
-worst case, and some outputs are lucky.)
+* q8 weights: $\sum_b \tfrac{s^w_b}{2} (1 + \tfrac18) \sum_i |x_i|$. The eighth: the scale itself is
+  rounded to 11 bits, and a code is up to 127.
+* q8 activations: $\sum_b \tfrac{s^x_b}{2} \sum_i |w_i|$.
+* backwards: $2 \cdot 5\, u\, T$ with $T = \sum_b |s^w_b s^x_b \cdot \text{sum}_b|$.
+
+The first two also get $2 \cdot 160\, u \sum |w_i x_i|$ for what NumPy's own float sums may be off.
+
+</details>
+
+Behind this product the inputs differ already, and a bound would have to follow the error through all
+layers: hard, and the numbers get huge. The bit gate has no such trouble: it looks at all 35 stages.
+
+You need not read the cell line by line. Its last output is this gate's positive control: a real mistake
+must be caught. (Not in *every* output: a bound allows for the worst case, and some outputs are lucky.)
 """
 
 # %%
@@ -806,9 +819,9 @@ it:
   first comparison saw more than eight bits can explain. You do not choose the prompt that your users meet.)
 * *Comparing reference with fast*: the only gate possible there is a tolerance.
 
-**Changing one variable is what makes the bit gate possible**, and the bit gate needs no tolerance. And one
-more surprise, in the third line of the table: adding floats backwards changes only last digits, yet the
-logits may move by a hundredth (on another machine by a millionth). A last digit can carry an activation
+**Changing one variable is what makes the bit gate possible**, and the bit gate needs no tolerance. One
+more thing, about "blocks backwards": it changes only last digits, and on many prompts moves the logits
+by a millionth. On others, or on another machine, it is a hundredth. A last digit can carry an activation
 over the edge between two codes, and then it is off by a whole step.
 
 ### Where?
@@ -821,7 +834,7 @@ the order of computation and stop at the **first** difference. Not the largest.
 r"""
 ### Exercise 5-3 A · the first difference
 
-15 minutes · difficulty 2/3 · 5 points · about 10 lines
+12 minutes · difficulty 2/3 · 5 points · about 10 lines
 
 Two runs, each a list of `(name, array)` in the order of computation. Return
 
@@ -832,7 +845,8 @@ Two runs, each a list of `(name, array)` in the order of computation. Return
 * `ValueError` unless both have the same names in the same order.
 
 **Bits**, not values: `0.0 == -0.0` and yet their bits differ (and $1/x$ will notice). `nan != nan`, and
-yet a NaN may well be the same bits. The arrays may be of any dtype and need not be contiguous.
+yet two NaNs may have the same bits, or different ones. The arrays may be of any dtype and need not be
+contiguous.
 
 <details><summary>Hint 1: bits of an array</summary>
 
@@ -848,7 +862,7 @@ gives one row of bytes per number.
 </details>
 """
 
-# %% course={"id": "d05.a3", "kind": "A", "role": "answer", "points": 5, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d05.a3", "kind": "A", "role": "answer", "points": 5, "minutes": 12, "difficulty": 2}
 # EXERCISE d05.a3
 def first_difference(stages_a, stages_b):
     """The first number, in the order of computation, whose bits differ between two runs.
@@ -883,14 +897,16 @@ biggest number, you would be reading the wrong code. How did it get there?
 """
 
 # %%
+wrong = differential.different_bits(dict(good)[name], dict(bad)[name])
+print(f"{name}: {int(wrong.sum())} of {wrong.size:,d} numbers differ")
 stage_differences(good, bad, label="this machine: share of numbers whose bits differ, "
                                    "'tiles of 16' against 'unrolled'")
 
 # %% [markdown]
 r"""
-54 wrong numbers out of 21,280. One stage later it is a third of all numbers, one attention later nearly every one:
-attention mixes each token into those after it. **Every stage behind the first difference looks broken.** Nothing
-there is worth looking at.
+54 wrong numbers. One stage later it is a third of all numbers, one attention later nearly every one:
+attention mixes each token into those after it. **Every stage behind the first difference looks broken.**
+Nothing there is worth looking at.
 
 Why are q, k and v right, and the *attention out* matrix wrong? Look at the switch's own words: "where a
 row has an even number of blocks". 160 inputs are five blocks, 256 are eight. That is a clue for free.
@@ -979,13 +995,12 @@ failure*, and make sure at every step that the changed code ran at all.
 r"""
 ### Exercise 5-3 B · switches that are not one variable
 
-18 minutes · difficulty 3/3 · 4 points
+8 minutes · difficulty 2/3 · 4 points
 
-The course's engine has switches too. Which of them, used in an A/B comparison, change **more than one** thing
-that can move a number? `True` or `False`, from the code or its docstrings in
-[linear.py](../course_lib/linear.py), [weight_blocks.py](../course_lib/weight_blocks.py),
-[backend.py](../course_lib/backend.py), [engine/model.py](../course_lib/engine/model.py) and
-[engine/prefill.py](../course_lib/engine/prefill.py):
+The course's engine has switches too. Which of them, used in an A/B comparison, change **more than one**
+thing that can move a number? `True` or `False`; search for the words "bit", "rounding" and "read back" in
+[weight_blocks.py](../course_lib/weight_blocks.py), [backend.py](../course_lib/backend.py),
+[engine/layers.py](../course_lib/engine/layers.py) and [engine/prefill.py](../course_lib/engine/prefill.py):
 
 * `weights_q8_0`: `Engine.load(..., weights="q8_0")` against float32 weights;
 * `threads`: `COURSE_THREADS=4` against 1, compiled kernels;
@@ -994,15 +1009,14 @@ that can move a number? `True` or `False`, from the code or its docstrings in
 * `kv_q8`: `prefill(..., kv="q8")` against `"f32"`. (The KV cache keeps two rows, K and V, of every token;
   days 7 to 9.)
 
-And two places: `second_variable`, the line in `weight_blocks.py` where a product with Q8_0 weights *also*
-rounds its other factor; `read_back`, the line in `engine/prefill.py` where reading the prompt, too, meets the
-rounded rows.
+And one place: `second_variable`, the line in `weight_blocks.py` where a product with Q8_0 weights *also*
+rounds its other factor.
 
 For one `True`, say which variables there are and describe a run, possible or not today, that would change
 only one of them. For one `False`, say which gate it deserves.
 """
 
-# %% [markdown] course={"id": "d05.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 18, "difficulty": 3}
+# %% [markdown] course={"id": "d05.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d05.b3 -->
 Answer: …
@@ -1019,7 +1033,6 @@ d05_b3 = {
     "kernel_numpy": None,
     "kv_q8": None,
     "second_variable": "",  # "path:first-last"
-    "read_back": "",
 }
 
 # %% course={"id": "d05.b3", "kind": "B", "role": "check"}

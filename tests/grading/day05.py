@@ -107,6 +107,18 @@ def _scales_after_each_other(x, x_scales, w, w_scales):
     return acc
 
 
+def _scales_in_float64(x, x_scales, w, w_scales):
+    acc = F32(0)
+    for b in range(len(x_scales)):
+        total = int(x[32 * b : 32 * b + 32].astype(int) @ w[32 * b : 32 * b + 32].astype(int))
+        acc = F32(float(w_scales[b]) * float(x_scales[b]) * total + float(acc))
+    return acc
+
+
+def _no_weight_below_127(x, x_scales, w, w_scales):
+    return _by_blocks(x, x_scales, np.maximum(w, -127), w_scales)
+
+
 def _absolute_weight_trick(x, x_scales, w, w_scales):
     return _by_blocks(x, x_scales, w, w_scales, total=lambda a, b: int(
         (np.abs(b).astype(int) * (a.astype(int) * np.sign(b))).sum()))
@@ -181,6 +193,11 @@ def _saturates(acc, a, b):
     return _sdot_by(acc, a, b, limit=2**31 - 1)
 
 
+def _wraps_upwards_only(acc, a, b):
+    total = acc.astype(int) + (a.astype(int) * b).reshape(4, 4).sum(axis=1)
+    return np.where(total >= 2**31, total - 2**32, np.maximum(total, -2**31)).astype(np.int32)
+
+
 def _without_acc(acc, a, b):
     return _sdot_by(acc, a, b, start=False)
 
@@ -253,6 +270,8 @@ def _difference_groups() -> list[Group]:
     turned = [("t", views[0][1].copy())]
     turned[0][1][1, 0] = turned[0][1][0, 2] = -1
     missing = _run(7)[:-1]
+    other_nan = [[("a", np.array([0, bits], np.uint32).view(F32))]
+                 for bits in (0x7FC00000, 0x7FC00001)]
     return [
         Group("first, not largest", 2, "The first stage with any difference counts, however small; "
               "in it the first number in reading order.",
@@ -269,7 +288,13 @@ def _difference_groups() -> list[Group]:
                _difference_case("NaN and NaN, then a difference",
                                 _run(8, [(1, (0, 1, 0), np.nan)]),
                                 _run(8, [(1, (0, 1, 0), np.nan), (4, (1, 1, 1), 0.5)])),
-               _difference_case("number and NaN", _run(8), _run(8, [(3, (2, 2, 2), np.nan)]))]),
+               _difference_case("number and NaN", _run(8), _run(8, [(3, (2, 2, 2), np.nan)])),
+               _difference_case("two NaNs with different bits", *other_nan),
+               _difference_case("minus zero in float64", *(
+                   [("s", F32([1])), ("t", np.array([1, zero]))] for zero in (0.0, -0.0))),
+               _difference_case("minus zero in float16", *(
+                   [("s", F32([1])), ("t", np.array([1, zero], np.float16))]
+                   for zero in (0.0, -0.0)))]),
         Group("shapes and types", 1, "Another shape or dtype of a stage is a difference of that "
               "stage, even if the values agree; integers and strided arrays are compared too.",
               [_difference_case("float64", [("a", F32([1, 2]))], [("a", np.array([1.0, 2.0]))]),
@@ -346,6 +371,20 @@ def _ignores_dtype(stages_a, stages_b):
                  [(n, b.astype(np.float64)) for n, b in stages_b], differs=_bits)
 
 
+def _signs_and_nans(stages_a, stages_b):
+    return _walk(stages_a, stages_b, differs=lambda a, b:
+                 (a != b) & ~(np.isnan(a) & np.isnan(b)) | (np.signbit(a) != np.signbit(b)))
+
+
+def _bits_of_float32_only(stages_a, stages_b):
+    return _walk(stages_a, stages_b,
+                 differs=lambda a, b: _bits(a, b) if a.dtype == F32 else a != b)
+
+
+def _printed_numbers(stages_a, stages_b):
+    return _walk(stages_a, stages_b, differs=np.vectorize(lambda a, b: repr(a) != repr(b)))
+
+
 def _largest_difference(stages_a, stages_b):
     found = _literal_difference(stages_a, stages_b)
     if found is None or found[1] is None:
@@ -384,10 +423,12 @@ HIDDEN = [
             "two roundings": _two_roundings, "blocks backwards": _backwards,
             "one scale": _one_scale_for_all, "float64 to the end": _float64_to_the_end,
             "scales after each other": _scales_after_each_other,
+            "scales in float64": _scales_in_float64, "no weight of -128": _no_weight_below_127,
             "int8 has no 128": _absolute_weight_trick},
            alternative=_by_matrix),
     Hidden("d05.a2", _sdot_groups,
            {"strided lanes": _strided_lanes, "saturates": _saturates,
+            "wraps upwards only": _wraps_upwards_only,
             "no accumulator": _without_acc,
             "sums in int16": _sums_in_int16, "products in int8": _int8_products,
             "int64": _returns_int64, "unsigned": _unsigned, "changes acc": _changes_acc},
@@ -397,7 +438,9 @@ HIDDEN = [
             "with a tolerance": _with_a_tolerance, "last of the stage": _last_of_the_stage,
             "shorter run decides": _stops_with_the_shorter_run,
             "names on the way": _checks_names_on_the_way, "ignores dtype": _ignores_dtype,
-            "largest": _largest_difference, "skips strided arrays": _memory_order},
+            "signs and NaNs": _signs_and_nans, "bits of float32 only": _bits_of_float32_only,
+            "printed numbers": _printed_numbers, "largest": _largest_difference,
+            "skips strided arrays": _memory_order},
            alternative=_by_integers),
 ]
 
@@ -418,10 +461,8 @@ READINGS = {
         "two_products": Lines(_NEON, first="int16x8_t low = vmlal_high_s8(",
                               last="int16x8_t high = vmlal_high_s8("),
         "largest_group_sum": 32 * 128 * 127,
-        "int32_groups": (2**31 - 1) // (32 * 128 * 127),
         "restart": Lines(_NEON, first="if (g > 0 && g % COUNTED_GROUPS == 0) {",
                          last="x[r] = start;"),
-        "four_products_fit": False,
     },
     "d05.b3": {
         "weights_q8_0": True,
@@ -430,7 +471,5 @@ READINGS = {
         "kernel_numpy": True,
         "kv_q8": True,
         "second_variable": Lines(_BLOCKS_PY, first="q, x_scale = quantize_activations(x)"),
-        "read_back": Lines("course_lib/engine/prefill.py",
-                           first="k, v = float_rows(cache.rows(layer))"),
     },
 }

@@ -83,11 +83,10 @@ EXERCISES = [
             auto=2),
     Exercise("d05.a2", function="vdotq_s32", cases=_sdot_cases,
              replaces=("course_lib.lab.dot_ladder.sdot",), seconds=3.0),
-    Reading("d05.b2", parts=("two_products", "largest_group_sum", "int32_groups", "restart",
-                             "four_products_fit"), auto=2),
+    Reading("d05.b2", parts=("two_products", "largest_group_sum", "restart"), auto=2),
     Exercise("d05.a3", function="first_difference", cases=_first_difference_cases,
              replaces=("course_lib.lab.differential.first_difference",
                        "course_lib.lab.differential.different_bits"), seconds=3.0),
     Reading("d05.b3", parts=("weights_q8_0", "threads", "tile", "kernel_numpy", "kv_q8",
-                             "second_variable", "read_back"), auto=2),
+                             "second_variable"), auto=2),
 ]
