@@ -8,7 +8,7 @@ r"""
 compute, bit for bit · put QK-norm and RoPE in their places and prove which part of a layer cares about their
 order · write RoPE (旋转位置编码), pair the right numbers, and tell how exact a position of 100,000 still is.
 
-**Time** 80 minutes, six exercises. The plan of this day is the course's own.
+**Time** 90 minutes: about 30 to read and run, 60 for the six exercises. The plan of this day is the course's own.
 
 Numbers carry a label: **this machine** (measured in the cell you run) · **derived** (arithmetic). A
 printed number without a label is a toy, a count or a check from the cell above it. Words that you miss are
@@ -81,18 +81,23 @@ print("sixteen at a time:  ", reduction.sum_of_squares(row, reduction.kernel_tre
 
 # %% [markdown]
 r"""
-The same 160 numbers, and the seventh digit is a matter of order. One of the two hit the exact sum; you will see that
-this is no accident. Day 5 needed two programs that
-agree in *every bit*. So today you learn the order that this engine fixes, and then what stands before and
-behind it in a layer.
+The same 160 numbers, and the seventh digit is a matter of order. One of the two hit the exact sum; that
+is no accident, as you will see. Day 5 needed two programs that agree in *every bit*. So today you learn
+the order that this engine fixes, and then the parts of a layer that come before attention.
 
 ### Recap: a layer in one line
 
-A row $x$ of 160 numbers per token goes through three layers. In each, a **norm** (归一化) puts it on a common
-scale; a matrix makes query, key and value of every **head** (注意力头), 64 numbers each; queries and keys are
-normed again and **turned** by an angle that depends on the token's position; then attention lets tokens look at
-each other (day 7: a token's query is multiplied with all keys, and the larger the dot product $q \cdot k$, the
-**score** (分数), the more it sees of that token), and a small network follows. Today: norm, norm, turn.
+A row $x$ of 160 numbers per token goes through three layers. In each,
+
+1. a **norm** (归一化) puts it on a common scale;
+2. a matrix makes queries, keys and values of it, each in **heads** (注意力头) of 64 numbers: 4 heads of
+   queries, 2 of keys, 2 of values (two query heads share a key head);
+3. queries and keys are normed again and **turned** by an angle that depends on the token's position;
+4. attention (day 7) lets tokens look at each other: a token's query is multiplied with all keys, and the
+   larger the dot product, the **score** (分数), the more it sees of that token;
+5. a small network follows.
+
+Today: norm, norm, turn.
 """
 
 # %%
@@ -183,7 +188,7 @@ for name in list(sums)[::2] + list(sums)[3:]:
 # %% [markdown]
 r"""
 The chain is four times worse. It must be: near its end, each square is added to a sum that is already large, and
-every addition rounds at the size of the *sum*. In lanes the sums stay sixteen times smaller for as long.
+every addition rounds at the size of the *sum*. In lanes each sum is some sixteen times smaller, until the last four additions.
 **The fast order is also the more exact one.**
 
 And among the good ones no order is "right". Halves or neighbours: a third of the rows differ, equally far from the truth.
@@ -204,6 +209,8 @@ for d in (64, 256, 1024, 4096):
 
 # %% [markdown]
 r"""
+From line to line the row is four times as long and the chain's error doubles; the lanes keep theirs.
+
 ### Read together: the kernel's order
 
 Here it is in C. `v16` is a bundle of 16 floats, whatever the machine's registers hold
@@ -241,7 +248,7 @@ them is tempted: ARM has a single instruction that adds up a register. Look for 
 r"""
 ### Exercise 6-1 A · RMSNorm by a given tree
 
-18 minutes · difficulty 3/3 · 6 points · about 10 lines
+15 minutes · difficulty 3/3 · 6 points · about 10 lines
 
 The order comes as data. A **tree** is one of two things:
 
@@ -267,7 +274,7 @@ A function that calls itself. `isinstance(tree, tuple)` tells a pair from a lane
 </details>
 """
 
-# %% course={"id": "d06.a1", "kind": "A", "role": "answer", "points": 6, "minutes": 18, "difficulty": 3}
+# %% course={"id": "d06.a1", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 3}
 # EXERCISE d06.a1
 def rms_norm(x, gain, eps, tree):
     """RMSNorm of one row, its squares added in the order of a tree.
@@ -310,7 +317,7 @@ print("rows whose output changes if you use a chain:", int((by_chain != mine).an
 r"""
 ### Exercise 6-1 B · the order in the kernel
 
-15 minutes · difficulty 2/3 · 4 points
+8 minutes · difficulty 2/3 · 4 points
 
 Open [layers.c](../kernels_pyx/c/layers.c), [v16_portable.h](../kernels_pyx/c/v16_portable.h) and
 [v16_neon.h](../kernels_pyx/c/v16_neon.h).
@@ -318,16 +325,15 @@ Open [layers.c](../kernels_pyx/c/layers.c), [v16_portable.h](../kernels_pyx/c/v1
 * `lane_loop`: the main loop of `mean_square`, one step of all lanes; cite it from its `for` on.
 * `halves`: the line in the portable `v16_sum` that adds a lane to the lane half a width away.
 * `refused`: the line in the NEON file that says which instruction is *not* used, and why.
-* `divides`: the line that divides by the root and multiplies by the gain. (It does not multiply by
-  1/root, which would be faster.)
+* `divides`: the line that divides 16 numbers by the root and multiplies them by the gain. (It does not
+  multiply by 1/root, which would be faster.)
 * `additions_at_the_end`: how many additions turn 16 lanes into one sum.
-* `steps_per_lane`: how many steps a lane takes for d = 160.
 
 Then explain: why does a processor with registers of 4 floats get the same bits as one with 16? And what
 would the bits be if the compiler were allowed to split a multiply-add into two roundings?
 """
 
-# %% [markdown] course={"id": "d06.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 15, "difficulty": 2}
+# %% [markdown] course={"id": "d06.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d06.b1 -->
 Answer: …
@@ -343,7 +349,6 @@ d06_b1 = {
     "refused": "",
     "divides": "",
     "additions_at_the_end": None,  # a number
-    "steps_per_lane": None,
 }
 
 # %% course={"id": "d06.b1", "kind": "B", "role": "check"}
@@ -404,7 +409,8 @@ the second, and after a turn the numbers are not the same ones. Only where both 
 you swap.
 
 Now the real model. Between its matrix and attention stands {see course_lib/lab/stages.py norm_then_turn}, and today's
-cells replace just that. Its gains differ by up to a factor of almost three within a pair. Swap norm and turn in all layers, change
+cells replace just that. In a head, number $j$ and number $j + 32$ form a pair (6-3), and their gains differ by a
+factor of up to 2.9. Swap norm and turn in all layers, change
 nothing else. **Predict**: will the answer change? And what happens if you first replace the two gains of every pair by
 their mean, and swap *then*?
 """
@@ -415,7 +421,7 @@ def swapped(rows, gain, eps, cos, sin):
 
 
 def even_gain(gain):
-    mean = (gain[:32] + gain[32:]) / 2
+    mean = (gain[:32] + gain[32:]) / 2  # partners: j and j + 32
     return np.concatenate((mean, mean))
 
 
@@ -431,6 +437,9 @@ for index in range(4):
               (norm_then_turn, swapped, evened(norm_then_turn), evened(swapped))]
     moved[index] = np.abs(logits[1] - logits[0]).max(), np.abs(logits[3] - logits[2]).max()
     said.append([engine.decode([int(row.argmax())]) for row in logits[:2]])
+ratios = [np.abs(np.log(np.abs(gain[:32] / gain[32:]))).max() for w in weights.layers
+          for gain in (w.q_norm, w.k_norm)]
+print("largest ratio of two gains in a pair:", fmt(np.exp(max(ratios))))
 print("in order, swapped:", said)
 
 # %% tags=["nbval-ignore-output"]
@@ -453,7 +462,7 @@ variable, the gain inside the pair, turns the effect off completely. (What is le
 r"""
 ### Exercise 6-2 A · QK-norm
 
-10 minutes · difficulty 1/3 · 4 points · about 6 lines
+8 minutes · difficulty 1/3 · 4 points · about 6 lines
 
 Write `qk_norm`: RMSNorm of every query and key row on its own. `q` is float32 `[tokens, heads, d]`, `k`
 `[tokens, kv_heads, d]`, the gains float32 `[d]`. Return the pair of normed arrays, float32, and leave the arguments
@@ -468,7 +477,7 @@ A check allows a few last digits: use NumPy's mean, no tree today.
 </details>
 """
 
-# %% course={"id": "d06.a2", "kind": "A", "role": "answer", "points": 4, "minutes": 10, "difficulty": 1}
+# %% course={"id": "d06.a2", "kind": "A", "role": "answer", "points": 4, "minutes": 8, "difficulty": 1}
 # EXERCISE d06.a2
 def qk_norm(q, k, q_gain, k_gain, eps):
     """Norm every row of q by q_gain and every row of k by k_gain.
@@ -503,21 +512,20 @@ print("normed, then turned, they are the model's own q and k to 5 digits:",
 r"""
 ### Exercise 6-2 B · both call sites
 
-12 minutes · difficulty 2/3 · 4 points
+8 minutes · difficulty 2/3 · 4 points
 
 The order norm, turn stands in the engine twice: in NumPy, which defines it, and in C. Find both, in
 [engine/layers.py](../course_lib/engine/layers.py) and [split_heads.c](../kernels_pyx/c/split_heads.c).
 
 * `numpy_norm`, `numpy_turn`: the two lines of `split_heads`.
-* `c_norm`, `c_turn`: the two statements of `split_row`.
-* `values_as_they_are`: the line in C that copies the values, which get neither.
+* `c_norm`, `c_turn`: the statement of `split_row` that writes the normed row, and the one that turns it.
 * `norms_per_token`: how many rows of 64 the shipped model norms for one token, in all layers.
 
 Explain what happens in `split_row` for a model without QK-norm, and why the C code can norm and turn in place
 without a copy of the row.
 """
 
-# %% [markdown] course={"id": "d06.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 12, "difficulty": 2}
+# %% [markdown] course={"id": "d06.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d06.b2 -->
 Answer: …
@@ -532,7 +540,6 @@ d06_b2 = {
     "numpy_turn": "",
     "c_norm": "",
     "c_turn": "",
-    "values_as_they_are": "",
     "norms_per_token": None,  # a number
 }
 
@@ -646,13 +653,14 @@ for kind in "qk":
 r"""
 ### Exercise 6-3 A · RoPE
 
-15 minutes · difficulty 2/3 · 5 points · about 8 lines
+12 minutes · difficulty 2/3 · 5 points · about 8 lines
 
 Write `rope(x, positions, theta)` for float32 `[n, heads, d]` and integer positions `[n]`, pairing by halves.
 Result float32, same shape; `x` stays as it is. The positions need not start at 0 nor ascend.
 
-As the models' training code does, compute frequencies and angles in **float32**. Checks are made with a tolerance
-that covers the last bits of `cos`, `sin` and powers.
+As the models' training code does, compute frequencies and angles in **float32**; so positions become float32
+first, even one that float32 has to round. Checks are made with a tolerance that covers the last bits of `cos`,
+`sin` and powers.
 
 <details><summary>Hint 1: the frequencies</summary>
 
@@ -662,12 +670,13 @@ $\theta^{-2j/d}$ for $j = 0 \dots d/2 - 1$: one over `np.float32(theta) ** expon
 
 <details><summary>Hint 2: shapes</summary>
 
-Angles are `[n, d/2]`, the halves of x `[n, heads, d/2]`. `cos[:, None, :]` fits.
+Angles are `[n, d/2]`, the halves of x `[n, heads, d/2]`. `cos[:, None, :]` fits. Integers times float32 give
+float64 in NumPy, so `positions.astype(np.float32)` first.
 
 </details>
 """
 
-# %% course={"id": "d06.a3", "kind": "A", "role": "answer", "points": 5, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d06.a3", "kind": "A", "role": "answer", "points": 5, "minutes": 12, "difficulty": 2}
 # EXERCISE d06.a3
 def rope(x, positions, theta):
     """Turn each pair (x[j], x[j + d/2]) of every head by positions · theta^(-2j/d).
@@ -790,7 +799,7 @@ print(inspect.getsource(layers.rope_tables).split('"""')[1])
 r"""
 ### Exercise 6-3 B · where the table is built
 
-15 minutes · difficulty 2/3 · 4 points
+9 minutes · difficulty 2/3 · 4 points
 
 Open [engine/model.py](../course_lib/engine/model.py), [engine/layers.py](../course_lib/engine/layers.py) and
 [rope_tables.c](../kernels_pyx/c/rope_tables.c).
@@ -798,15 +807,14 @@ Open [engine/model.py](../course_lib/engine/model.py), [engine/layers.py](../cou
 * `built_once`: the line in `Model.hidden` that builds the table, once for all layers.
 * `numpy_angle`: the line in NumPy where a position becomes an angle.
 * `c_angle`: the same in C.
-* `step_at_100000`: the distance between neighbouring float32 numbers at 100,000.
-* `first_lost_position`: the smallest whole position ≥ 1 that float32 cannot hold at all.
+* `step_at_100000`: the exact distance between neighbouring float32 numbers at 100,000.
 * `exact_cos`: the line in C where the float angle is handed to a double precision cos and sin.
 
 Explain why f32 position · frequency loses bits at 100K although cos and sin are exact, and why computing the angle in
 double would be a *change* rather than a repair for a trained model.
 """
 
-# %% [markdown] course={"id": "d06.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 15, "difficulty": 2}
+# %% [markdown] course={"id": "d06.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 9, "difficulty": 2}
 r"""
 <!-- ANSWER d06.b3 -->
 Answer: …
@@ -821,7 +829,6 @@ d06_b3 = {
     "numpy_angle": "",
     "c_angle": "",
     "step_at_100000": None,  # a number
-    "first_lost_position": None,
     "exact_cos": "",
 }
 

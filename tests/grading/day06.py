@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from course_lib.classroom.exercises import Case
@@ -25,11 +27,18 @@ def _norm_groups() -> list[Group]:
     tiny = some_rows(600, 32) * F32(2.0**-12)
     ones = np.ones(32, F32)
     tree = reduction.kernel_tree(32)
+    # (1 + 2**-12)² lies halfway between two float32, and the tiny square before it decides.
+    halfway = np.repeat(F32([2.0**-30, 1 + 2.0**-12]), 4)
+    of_two = [[i, 4 + i] for i in range(4)]
+    of_two = (of_two[0], of_two[1]), (of_two[2], of_two[3])
     return [
         Group("the kernels' tree", 2, "A lane is a chain of fused multiply-adds from 0, each "
               "rounded once, and a pair is one addition.",
               [norm_case(f"row {seed}", seed, 160, reduction.kernel_tree(160))
-               for seed in range(610, 650, 2)]),
+               for seed in range(610, 650, 2)] + [
+                   Case("a square halfway, after a tiny one", (halfway, ones[:8], 0.0, of_two),
+                        dtype=True, expect=reduction.rms_norm_by_tree(halfway, ones[:8], 0.0,
+                                                                      of_two))]),
         Group("other trees", 2, "The order is the tree's: it may be a chain, neighbours, or "
               "lopsided, and a lane may take its numbers in any order.",
               [*(norm_case(f"{name} {seed}", seed, 64, make(64)) for name, make in trees.items()
@@ -109,6 +118,21 @@ def _float64_sum(x, gain, eps, tree):
                     end=lambda x, g, e, s: x / np.sqrt(F32(s) / F32(len(x)) + F32(e)) * g)
 
 
+def _rounds_float64_first(x, gain, eps, tree):
+    return _by_tree(x, gain, eps, tree,
+                    step=lambda a, b, s: F32(float(a) * float(b) + float(s)))
+
+
+def _times_one_over_d(x, gain, eps, tree):
+    return _by_tree(x, gain, eps, tree, end=lambda x, g, e, s: x / np.sqrt(
+        s * (F32(1) / F32(len(x))) + F32(e)) * g)
+
+
+def _mean_in_float64(x, gain, eps, tree):
+    return _by_tree(x, gain, eps, tree, end=lambda x, g, e, s: x / np.sqrt(
+        F32(float(s) / len(x) + e)) * g)
+
+
 def _norm_with_a_stack(x, gain, eps, tree):
     done, todo = [], [(tree, False)]
     while todo:
@@ -181,6 +205,12 @@ def _subtracts_the_mean(q, k, q_gain, k_gain, eps):
         r - r.mean(axis=-1, keepdims=True)) / np.sqrt(r.var(axis=-1, keepdims=True) + F32(e)) * g)
 
 
+def _gain_of_the_head(q, k, q_gain, k_gain, eps):
+    return _qk(q, k, q_gain, k_gain, eps, norm=lambda r, g, e: r / np.sqrt(
+        np.mean(np.square(r), axis=-1, keepdims=True) + F32(e)) * (
+            g[:, None] if r.shape[1] == len(g) else g))
+
+
 def _divides_by_the_length(q, k, q_gain, k_gain, eps):
     return _qk(q, k, q_gain, k_gain, eps, norm=lambda r, g, e: r / np.sqrt(
         np.sum(np.square(r), axis=-1, keepdims=True) + F32(e)) * g)
@@ -215,6 +245,12 @@ def _qk_by_rows(q, k, q_gain, k_gain, eps):
 
 def _rope_groups() -> list[Group]:
     x = some_rows(630, 6, 3, 64)
+    # The first frequency is exactly 1, so the angle is the position as a float32: 2**24, the even
+    # neighbour of 2**24 + 1. NumPy's cos and sin are within some last bits of the exact ones.
+    cos, sin = math.cos(2**24), math.sin(2**24)
+    not_a_float32 = Case("a position that float32 rounds", (
+        F32([[[3, 4]]]), np.array([2**24 + 1]), 1e4), dtype=True, atol=1e-5,
+        expect=F32([[[3 * cos - 4 * sin, 4 * cos + 3 * sin]]]))
     return [
         Group("pairs", 2, "The partner of number j is j + d/2, and both turn forwards by the same "
               "angle.",
@@ -225,7 +261,7 @@ def _rope_groups() -> list[Group]:
               "and all its heads share it.",
               [rope_case("from 90 downwards", x, [90, 70, 50, 30, 20, 10], 1e5),
                rope_case("as many heads as tokens", some_rows(633, 4, 4, 8), [9, 0, 2, 2], 1e4),
-               rope_case("thousands", x, [4000, 4001, 17, 2048, 1, 0], 1e5)]),
+               rope_case("thousands", x, [4000, 4001, 17, 2048, 1, 0], 1e5), not_a_float32]),
         Group("theta", 1, "The frequencies are theta^(-2j/d): they start at 1 and end just "
               "above 1/theta, for the theta that is given.",
               [rope_case("theta = 2", x, [1, 2, 3, 4, 5, 6], 2.0),
@@ -288,6 +324,18 @@ def _position_of_the_head(x, positions, theta):
     return _rope_by(x.transpose(1, 0, 2), positions, theta).transpose(1, 0, 2)
 
 
+def _angles_in_float64(x, positions, theta):
+    d = x.shape[-1]
+    angle = positions[:, None] * (F32(1) / F32(theta) ** (np.arange(0, d, 2, dtype=F32) / F32(d)))
+    cos, sin = np.cos(angle).astype(F32)[:, None], np.sin(angle).astype(F32)[:, None]
+    a, b = x[..., : d // 2], x[..., d // 2 :]
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+
+
+def _context_of_4096(x, positions, theta):
+    return _rope_by(x, positions, theta, at=lambda x, p: p % 4096)
+
+
 def _rope_float64(x, positions, theta):
     return _rope_by(x.astype(np.float64), positions, theta)
 
@@ -312,19 +360,23 @@ HIDDEN = [
             "ignores the tree": _ignores_the_tree,
             "NumPy's mean": _numpy_sum, "times 1/root": _times_one_over_root,
             "gain first": _gain_first, "eps outside": _eps_outside,
-            "eps before division": _eps_before_division, "float64 sum": _float64_sum},
+            "eps before division": _eps_before_division, "float64 sum": _float64_sum,
+            "rounds float64 first": _rounds_float64_first, "times 1/d": _times_one_over_d,
+            "mean in float64": _mean_in_float64},
            alternative=_norm_with_a_stack),
     Hidden("d06.a2", _qk_groups,
            {"one norm for all heads": _one_norm_for_all_heads, "over heads": _over_heads,
             "one gain": _one_gain, "gains swapped": _gains_swapped,
             "subtracts the mean": _subtracts_the_mean, "by the length": _divides_by_the_length,
-            "eps outside": _qk_eps_outside, "float64": _qk_float64, "in place": _qk_in_place},
+            "gain of the head": _gain_of_the_head, "eps outside": _qk_eps_outside,
+            "float64": _qk_float64, "in place": _qk_in_place},
            alternative=_qk_by_rows),
     Hidden("d06.a3", _rope_groups,
            {"neighbours": _neighbours, "backwards": _backwards, "counts from 0": _counts_from_zero,
             "from the first": _from_the_first, "half exponents": _half_exponents,
             "reaches theta": _reaches_theta, "theta fixed": _always_ten_thousand,
             "mirrors": _mirrors, "position of the head": _position_of_the_head,
+            "angles in float64": _angles_in_float64, "a context of 4096": _context_of_4096,
             "float64": _rope_float64, "in place": _rope_in_place},
            alternative=_as_complex),
 ]
@@ -340,14 +392,12 @@ READINGS = {
         "refused": Lines("kernels_pyx/c/v16_neon.h", first="/* Not vaddvq_f32:"),
         "divides": Lines(_LAYERS_C, first="v16_mul(v16_div(v16_load(x + i), divisor)"),
         "additions_at_the_end": 15,
-        "steps_per_lane": 10,
     },
     "d06.b2": {
         "numpy_norm": Lines(_LAYERS, first="normed = rows if gain is None else rms_norm("),
         "numpy_turn": Lines(_LAYERS, first="out[...] = rope(normed, cos, sin)"),
         "c_norm": Lines(_SPLIT, first="normed_row(x, gain, in->d, sqrtf(mean), out);"),
         "c_turn": Lines(_SPLIT, first="bad |= rope_pairs("),
-        "values_as_they_are": Lines(_SPLIT, first="memcpy(in->v + h * in->v_head_stride"),
         "norms_per_token": 18,
     },
     "d06.b3": {
@@ -356,7 +406,6 @@ READINGS = {
         "numpy_angle": Lines(_LAYERS, first="angle = positions.astype(np.float32)[:, None] * freq"),
         "c_angle": Lines(_TABLES, first="float angle = (float)positions[t] * frequency;"),
         "step_at_100000": 0.0078125,
-        "first_lost_position": 2**24 + 1,
         "exact_cos": Lines(_TABLES, first="cos_sin((double)angle, cos + t * pairs"),
     },
 }
