@@ -205,7 +205,7 @@ def test_drawing_makes_no_artists_and_equal_settings_equal_bytes(explorer, bias,
         count = len(shown.figure.findobj())
         first = shown.set(**options[0]).png()
         results = [shown.compute(**{**shown.params, **option}) for option in options]
-        for result in results * 40:
+        for result in results * 4:
             shown.draw(result)
         assert len(shown.figure.findobj()) == count
         assert shown.set(**options[0]).png() == first
