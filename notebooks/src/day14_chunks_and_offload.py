@@ -9,7 +9,7 @@ r"""
 buffers that loads the next block while the last one is computed on, and say when it gains nothing ·
 tell three "densities" of a sparse prefill apart, and say before a run whether it can win.
 
-**Time** 90 minutes, six exercises. This day is the course's own; it takes a published run apart, that
+**Time** 90 minutes, six exercises; the leak before the last of them is extra. This day is the course's own; it takes a published run apart, that
 of a sparse attention policy called XAttention BSA in its authors' design document.
 
 Numbers carry a label: **quoted** (from that document) · **this machine** (measured in the cell you
@@ -147,8 +147,8 @@ its weight is $e^{-\infty} = 0$. Good. But when both parts are empty, $M = -\inf
 An implementation has to say what it does then.
 
 Now look at it. The explorer cuts a context into parts, gives every part its weight, and merges them one
-after the other. **Predict first**, for the six numbers in six parts: what is the weight of token 4's part, and how
-far is the output from the end after the first four merges of the order B C A F E D?
+after the other. **Predict first**, for the six numbers in six parts A to F, one token each: which share of the
+weight has E, the part of token 4? And what is the output when B, C, A and F are merged, E and D not yet?
 """
 
 # %%
@@ -156,7 +156,7 @@ LseMergeExplorer(parts=6, order="shuffled", merged=4)
 
 # %% [markdown]
 r"""
-After four merges the output is 30, a plain mean of four values, and nobody could know that it was far off: the
+E holds 80 %. Without it the output is 30, a plain mean of four values, and nobody could know that it was far off: the
 part with the weight had not arrived. So a merge is exact at the *end*, not on the way.
 
 A real head: the last query of a prompt of 1,024 tokens on the shipped model, second layer. (A **layer** is one
@@ -171,12 +171,13 @@ explorer = LseMergeExplorer(engine, source="model", layer=1, head=2, parts=6, or
 explorer
 
 # %%
-for layer in range(3):
-    for head in range(4):
-        r = explorer.compute(source="model", parts=6, order="shuffled", layer=layer, head=head)
-        print(f"layer {layer}, head {head}: largest share of a part {percent(max(r['shares'])):>7}, "
-              f"within 1e-05 of one part: {r['difference'] <= 1e-5}, bits of ascending order: "
-              f"{r['same_bits']}")
+results = [[explorer.compute(source="model", parts=6, order="shuffled", layer=layer, head=head)
+            for head in range(4)] for layer in range(3)]
+for layer, row in enumerate(results):
+    print(f"layer {layer}, largest share of a part, heads 0 to 3:", *(f"{percent(max(r['shares'])):>7}" for r in row))
+every = [r for row in results for r in row]
+print("within 1e-5 of attention in one part:", sum(r["difference"] <= 1e-5 for r in every), "of", len(every))
+print("the bits of merging in ascending order:", sum(r["same_bits"] for r in every), "of", len(every))
 
 # %% [markdown]
 r"""
@@ -240,11 +241,12 @@ r"""
 Write the merge for many query rows at once. `o1`, `o2` are float64 `[n, d]`, `lse1`, `lse2` float64 `[n]`,
 natural logarithms. Every row is a query of its own.
 
-* Scores may be large: an LSE of 1,000 or −1,000 must work.
+* Scores may be large: an LSE may be any finite number, and the two of a row may be far apart.
 * `-inf` marks a row whose part has no tokens. Then the other part's row is the result, unchanged, and what stands
   in the absent row's output (it may be anything, NaN included) must not leak.
 * Both parts empty: zeros and `-inf`.
-* Leave your arguments as they were. A check lets no overflow and no invalid operation pass.
+* Leave your arguments as they were. A check lets no overflow, no division by zero ($\ln 0$ is one) and no invalid
+  operation pass.
 
 <details><summary>Hint 1: one M for each row</summary>
 
@@ -278,7 +280,7 @@ check("d14.a1", merge_lse)
 # %% [markdown]
 r"""
 Your function (or ours) on the real head: 6, 24 and 1,024 parts, the last of one token each, in random order.
-How wrong can a thousand merges be?
+Does a thousand merges add up a thousand errors?
 """
 
 # %%
@@ -310,7 +312,7 @@ print(inspect.getsource(prefill.lse.merge_into))
 r"""
 ### Exercise 14-1 B · nothing to see
 
-15 minutes · difficulty 2/3 · 3 points
+8 minutes · difficulty 2/3 · 3 points
 
 Open [prefill/lse.py](../course_lib/prefill/lse.py) and [prefill/chunked.py](../course_lib/prefill/chunked.py).
 
@@ -319,11 +321,11 @@ Open [prefill/lse.py](../course_lib/prefill/lse.py) and [prefill/chunked.py](../
 * `no_nan_warning`: the line that keeps −∞ − −∞ from raising an alarm.
 * `blind_rows`: in the NumPy definition of attention over a part, the line that leaves out queries which see nothing.
 * `itself_last`: the line of `chunked.py` that attends the chunk over itself.
-* `exp_of_minus_inf`: what the library's `exp` returns for −∞. `order_matters_from`: from how many parts on the
-  order of merging can change a bit.
+* `exp_of_minus_inf`: what the library's `exp` returns for −∞.
 
-Then say in two or three sentences: what would a user see if −∞ − −∞ were not handled, and when would it happen
-first in a chunked prefill?
+Then say in two or three sentences: what would a user see if a row with two empty sides were not set aside? Such a row
+never comes up in a prefill of whole chunks, where a query sees all of every block that is read. Name arguments of
+`partial_attention` with which it does.
 
 <details><summary>Hint</summary>
 
@@ -332,7 +334,7 @@ Write places as `"course_lib/prefill/lse.py:120-121"`. A line too many at either
 </details>
 """
 
-# %% [markdown] course={"id": "d14.b1", "kind": "B", "role": "answer", "points": 3, "minutes": 15, "difficulty": 2}
+# %% [markdown] course={"id": "d14.b1", "kind": "B", "role": "answer", "points": 3, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d14.b1 -->
 Answer: …
@@ -349,7 +351,6 @@ d14_b1 = {
     "blind_rows": "",
     "itself_last": "",
     "exp_of_minus_inf": None,  # a number
-    "order_matters_from": None,
 }
 
 # %% course={"id": "d14.b1", "kind": "B", "role": "check"}
@@ -360,7 +361,7 @@ r"""
 ## 14-2 环形槽 · A ring of slots over a file
 
 Where does the history wait? In a file. `BlockFile` keeps K and V of every block side by side, in the order layer,
-block, K, V; each part begins at a multiple of 4,096 bytes, so K can be read without V. In memory there are a few
+block, K, V, behind a head of 4,096 bytes; each part begins at a multiple of 4,096, so K can be read without V. In memory there are a few
 **slots** (槽), each with room for one block, made once and filled again and again.
 """
 
@@ -404,21 +405,21 @@ RingTimelineExplorer(engine, slots=2, load=2, compute=3)
 
 # %%
 plan = RingTimelineExplorer(engine).compute
-print("eight blocks, compute 3: ring / in turns")
-for load in (1, 2, 3, 4, 6):
-    row = [fmt(plan(slots=slots, load=load)["ratio"]) for slots in (1, 2, 3, 4)]
-    print(f"  load {load}: " + "  ".join(f"{s} slots {x:>5}" for s, x in zip((1, 2, 3, 4), row, strict=True)))
-print("every fourth load is slow, load 3 on average, compute 3:",
-      [fmt(plan(slots=slots, load=3, loads="uneven")["total"]) for slots in (1, 2, 3, 4)])
-print("load 1, compute 6, and handing over costs 0, 0.5, 1 a block: ring / in turns",
-      [fmt(plan(load=1, compute=6, handoff=h)["ratio"]) for h in (0, 0.5, 1)])
+print("eight blocks, compute 3: ring / in turns    1 slot       2       3       4")
+for loads in ("even", "uneven"):
+    for load in (1, 2, 3, 4, 6) if loads == "even" else (3,):
+        row = [fmt(plan(slots=slots, load=load, loads=loads)["ratio"]) for slots in (1, 2, 3, 4)]
+        print(f"  load {load}, {loads:6}                       " + " ".join(f"{x:>7}" for x in row))
+print("two slots, load 1, compute 6, and handing over a block costs")
+for handoff in (0, 0.5, 1):
+    print(f"  {fmt(handoff):>3}: ring / in turns {fmt(plan(load=1, compute=6, handoff=handoff)['ratio'])}")
 
 # %% [markdown]
 r"""
 Three facts to keep.
 
 * **One slot is no ring**: the same total as in turns. **Two** do all there is to do for equal blocks. A third helps
-  only where loads are *uneven* (line 2): spare slots fill while things go well, and feed the computer when a load
+  only where loads are *uneven* (the last row: every fourth is slow, 3 on average): spare slots fill while things go well, and feed the computer when a load
   is late. Even so it cannot do better than the slower worker.
 * The gain is largest where $L = C$, and never more than half: $T_\text{ring}/T_\text{turns} \to \max(L, C)/(L + C) \geq
   \tfrac12$.
@@ -430,9 +431,9 @@ Three facts to keep.
 r"""
 ### Exercise 14-2 A · plan the ring
 
-20 minutes · difficulty 3/3 · 6 points · about 12 lines
+15 minutes · difficulty 3/3 · 6 points · about 12 lines
 
-Write the plan of a ring, without overwriting a slot in use. There is one reader and one computer; each works on one
+Write the timetable of a ring that never overwrites a slot in use. There is one reader and one computer; each works on one
 block at a time, in order, and begins as soon as it may.
 
 * Block `i` is loaded into slot `i % slots`.
@@ -440,7 +441,7 @@ block at a time, in order, and begins as soon as it may.
 * The computer may begin when the block is loaded and block `i - 1` is computed.
 
 Return one tuple per block: `(slot, load_start, load_end, compute_start, compute_end)`. `ValueError` for `slots` below 1
-and for lists of two lengths.
+and for lists of different lengths. Times need not be whole numbers.
 
 <details><summary>Hint 1: when is the slot free?</summary>
 
@@ -455,7 +456,7 @@ Each start is a `max` of two times, 0 where there is nothing to wait for.
 </details>
 """
 
-# %% course={"id": "d14.a2", "kind": "A", "role": "answer", "points": 6, "minutes": 20, "difficulty": 3}
+# %% course={"id": "d14.a2", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 3}
 # EXERCISE d14.a2
 def ring_plan(loads, computes, slots):
     """Return [(slot, load_start, load_end, compute_start, compute_end), ...], one for each block.
@@ -486,13 +487,13 @@ for slots in (1, 2, 3, 4, 8, 16):
 
 # %% [markdown]
 r"""
-Two slots bring the largest step. After that every slot helps a little, because late loads sometimes come in a row and a deep
-ring rides them out: with 16 slots, most of what waiting there was is gone. Each slot costs the memory of a block.
+Two slots bring the largest step. From the third on, each slot saves about one unit here: one block more to compute on
+while a late load is on its way. With 16 most of the waiting is gone. Each slot costs the memory of a block.
 
 ### On this machine
 
-The real ring, on the real chunk from above: 256 queries over 12 blocks. First the file as it is. You have just written it, so the system holds it in memory (the **page cache**, 页缓存) and
-reading is a copy. Then the same file slowed down until a block takes as long to load as to compute; slow storage on a
+The real ring, on the real chunk from above: 256 queries over 12 blocks. First a file as it is:
+just written, so the system holds it in memory (the **page cache**, 页缓存) and reading is a copy. Then the same file slowed down until a block takes as long to load as to compute; slow storage on a
 fast machine.
 
 "no ring" is a plain loop without a second thread. The shortest of a few runs counts, since other work on the machine
@@ -586,7 +587,7 @@ bug in the ring would show at once in a test that compares them.
 r"""
 ### Exercise 14-2 B · who frees a slot
 
-15 minutes · difficulty 2/3 · 4 points
+10 minutes · difficulty 2/3 · 4 points
 
 Open [prefill/ring.py](../course_lib/prefill/ring.py) and find
 
@@ -609,7 +610,7 @@ There are several lines that put a slot back. Only one of them runs for every bl
 </details>
 """
 
-# %% [markdown] course={"id": "d14.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 15, "difficulty": 2}
+# %% [markdown] course={"id": "d14.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 2}
 r"""
 <!-- ANSWER d14.b2 -->
 Answer: …
@@ -682,7 +683,9 @@ them is wrong:
 * applied also counts the chunk itself, which is always computed;
 * the estimate must look at the keys of *every* block. That alone is half of full attention's bytes.
 
-Where do the 8,001 of the document come from?
+The document's own 52 % are 4,160 of 8,001 blocks. Which blocks are counted there? And the same prompt under four
+policies: the vote of before; `per KV head`, where the query heads of each KV head vote for themselves; `any head`, where one
+head's wish is enough; and Quest (day 13), which takes half of the blocks by a bound that it keeps in memory.
 """
 
 # %%
@@ -703,8 +706,7 @@ for name, some in policies.items():
 
 # %% [markdown]
 r"""
-Rows one to three have *one* mask, and three results of the vote. "44 % dense" says nothing about what is read. (Quest,
-of day 13, takes half of the blocks by a bound that it keeps in memory.)
+Rows one to three have *one* mask, and three results of the vote. "44 % dense" says nothing about what is read.
 
 **Whoever prints one density should say of what.**
 """
@@ -754,6 +756,8 @@ for estimate in ("kv", "k", "pages", "resident"):
 
 # %% [markdown]
 r"""
+The phone is the left column, where 1.52 and 0.52 are a question of κ alone; the server the right one, where κ costs nothing.
+
 **On this machine.** The same prompt from a file slowed down to 10 MB/s, so that reading decides. `estimate_from="kv"`
 reads as the document does. **Predict** the order of the four times, and the ratio of the second to the first.
 """
@@ -811,7 +815,7 @@ why the course prints three.
 r"""
 ### Exercise 14-3 A · what is read
 
-10 minutes · difficulty 1/3 · 4 points · about 8 lines
+5 minutes · difficulty 1/3 · 4 points · about 8 lines
 
 Return κ + ρ: the bytes that a policy reads, as a share of full attention's (K and V of all history).
 
@@ -829,7 +833,7 @@ A page of `page_size` keys has as many values. Full attention reads `2 * page_si
 </details>
 """
 
-# %% course={"id": "d14.a3", "kind": "A", "role": "answer", "points": 4, "minutes": 10, "difficulty": 1}
+# %% course={"id": "d14.a3", "kind": "A", "role": "answer", "points": 4, "minutes": 5, "difficulty": 1}
 # EXERCISE d14.a3
 def bytes_read(estimate, rho, page_size=16, layers=1):
     """Return the bytes read, as a share of what full attention reads.
@@ -845,8 +849,8 @@ check("d14.a3", bytes_read)
 
 # %% [markdown]
 r"""
-The document proposes three cures. Two of them as bytes, by your function (or ours), for its own ρ of 0.52 and its 32 layers;
-the third, a cached estimate, is the last line.
+The document proposes three cures: estimate from a sample of the blocks, share one estimate among layers, keep what it needs
+in memory. As bytes, by your function (or ours), for its own ρ of 0.52 and its 32 layers, they are the last three lines:
 """
 
 # %%
@@ -859,15 +863,16 @@ for what, args in {"as published": ("kv", 0.52), "K alone": ("k", 0.52),
 
 # %% [markdown]
 r"""
-(A sample of a quarter costs a quarter, so `layers=4` stands for it.) Each cure moves the run over the line. What the cure
-does to the *choice* is another question: layer 0 may look for other things than layer 20. `./course bench --prefill` measures
+(A sample of a quarter costs a quarter, so `layers=4` stands for it.) K alone misses the line by a hair; each cure
+moves the run over it. What a cure does to the *choice* is another question: layer 0 may look for other things than layer 20. `./course bench --prefill` measures
 how many of the blocks are found again.
 
-### The leak
+### Extra, 10 minutes: the leak
 
-One more thing in the document: memory grew by 64 GB during a run, until a line was removed. The scores of every estimate went into a dictionary, with the layer as the key, and were never read. Plant it, and
-look for it with `tracemalloc`, which remembers for every piece of memory the line that asked for it. To have more chunks they
-are 64 tokens long now.
+(If time is short, go on to the exercise; nothing in it needs this.) Memory grew by 64 GB during the document's run, until a
+line was removed. The scores of every estimate went into a dictionary, with the layer as the key, and were never read. Plant
+it, and look for it with `tracemalloc`, which remembers for every piece of memory the line that asked for it. To have more
+chunks they are 64 tokens long now.
 """
 
 # %%
@@ -968,7 +973,7 @@ document suspects a cache, and says that it is a guess.
 r"""
 ### Exercise 14-3 B · which number is it?
 
-15 minutes · difficulty 2/3 · 4 points
+10 minutes · difficulty 2/3 · 4 points
 
 Open [prefill/density.py](../course_lib/prefill/density.py) and [prefill/chunked.py](../course_lib/prefill/chunked.py).
 
@@ -992,7 +997,7 @@ in memory.
 </details>
 """
 
-# %% [markdown] course={"id": "d14.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 15, "difficulty": 2}
+# %% [markdown] course={"id": "d14.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 2}
 r"""
 <!-- ANSWER d14.b3 -->
 Answer: …

@@ -51,12 +51,16 @@ def _merge_groups() -> list[Group]:
               "one M for all rows, or with none, something overflows or vanishes.",
               [_random_case("around 1000", 6, 3, 995, 1005, 5),
                _random_case("around -1000", 6, 3, -1005, -995, 6),
-               _random_case("-1000 to 1000", 40, 2, -1000, 1000, 7)]),
+               _random_case("-1000 to 1000", 40, 2, -1000, 1000, 7),
+               _merge_case("a faint part of large numbers", [[1.0], [-1e15]], [25.0, -4.0],
+                           [[1e12], [3.0]], [0.0, 29.0])]),
         Group("one part empty", 1, "Where one part has no tokens, the other is the result, "
               "unchanged, whatever stands in the empty part's output.",
               [_merge_case("NaN beside", [[NAN, 1.0], [2.0, 3.0]], [NONE, 0.5],
                            [[4.0, 5.0], [NAN, NAN]], [700.0, NONE]),
-               _merge_case("infinity beside", [[math.inf]], [NONE], [[-2.5]], [-900.0])]),
+               _merge_case("infinity beside", [[math.inf]], [NONE], [[-2.5]], [-900.0]),
+               _merge_case("beside a very small sum", [[NAN], [8.0]], [NONE, -2e4],
+                           [[-2.5], [4.0]], [-2e4, -2e4])]),
         Group("both parts empty", 1, "A row that nobody saw is zeros and -inf, and it must not "
               "spoil the rows beside it.",
               [_merge_case("among others", [[NAN], [1.0], [9.0]], [NONE, 2.0, NONE],
@@ -161,6 +165,19 @@ def _empty_is_minus_1e30(o1, lse1, o2, lse2):
     return out, np.maximum(lse, -1e30)
 
 
+def _empty_is_a_small_number(o1, lse1, o2, lse2):
+    least = [np.maximum(lse, -1e4) for lse in (lse1, lse2)]
+    outs = [np.where((lse > NONE)[:, None], o, 0.0)
+            for o, lse in ((o1, lse1), (o2, lse2))]
+    out, lse = _merged(outs[0], least[0], outs[1], least[1])
+    return out, np.where((lse1 == NONE) & (lse2 == NONE), NONE, lse)
+
+
+def _drops_a_faint_part(o1, lse1, o2, lse2):
+    return _merged(o1, np.where(lse1 < lse2 - 20, NONE, lse1),
+                   o2, np.where(lse2 < lse1 - 20, NONE, lse2))
+
+
 def _merges_in_place(o1, lse1, o2, lse2):
     out, lse = _merged(o1, lse1, o2, lse2)
     o1[...], lse1[...] = out, lse
@@ -224,10 +241,13 @@ def _ring_groups() -> list[Group]:
         Group("uneven blocks", 2, "A load begins when the reader is done AND the slot's last block "
               "has been computed; a computation when its load AND the one before are over.",
               [_random_ring(seed, 15, slots) for seed, slots in
-               ((1, 2), (2, 2), (3, 3), (4, 3), (5, 4), (6, 6))]),
+               ((1, 2), (2, 2), (3, 3), (4, 3), (5, 4), (6, 6))]
+              + [_ring_case("halves and quarters", [0.5, 1.25, 0.25, 2.75, 0.5],
+                            [1.5, 0.75, 0.25, 1.0, 2.5], 2)]),
         Group("slots", 1, "Block i uses slot i % slots, also when a lower slot is free earlier, "
               "and when there are more slots than blocks.",
               [_ring_case("more slots than blocks", [2, 2], [1, 1], 5),
+               _ring_case("six slots", [1] * 9 + [8], [4] * 10, 6),
                _ring_case("quick computing", [4, 4, 4, 4, 4], [1, 1, 1, 1, 1], 3)]),
         Group("arguments", 1, "No slot, or lists of two lengths: raise ValueError. No block: an "
               "empty plan.",
@@ -274,6 +294,20 @@ def _ring_by_end_times(loads, computes, slots):
         compute_end[s] = computer = begin + computes[i]
         plan.append([s, start, load_end[s], begin, computer])
     return plan
+
+
+def _four_slots_at_most(loads, computes, slots):
+    plan = _ring_mutant()(loads, computes, min(slots, 4))
+    return [(i % slots, *times) for i, (_, *times) in enumerate(plan)]
+
+
+def _whole_units(loads, computes, slots):
+    return _ring_mutant()([int(x) for x in loads], [int(x) for x in computes], slots)
+
+
+def _in_rounds(plan, i, slots):
+    """Loads slots blocks, and the next ones when all of them are computed."""
+    return plan[i // slots * slots - 1][4] if i >= slots else 0
 
 
 # 14-3: bytes
@@ -345,6 +379,8 @@ HIDDEN = [
         "empty rows not handled": _empty_rows_unguarded,
         "0 times NaN": _zero_times_nan_leaks,
         "empty is -1e30": _empty_is_minus_1e30,
+        "empty is -10000": _empty_is_a_small_number,
+        "drops a faint part": _drops_a_faint_part,
         "changes its input": _merges_in_place,
         "one empty part empties both": _drops_the_row_of_one_empty_part,
     }),
@@ -362,6 +398,9 @@ HIDDEN = [
         "many computers": _ring_mutant(computer=lambda plan: 0),
         "the reader waits for the computer": _ring_mutant(reader=lambda plan: plan[-1][4]),
         "lowest free slot": _ring_mutant(slot=_lowest_free),
+        "at most four slots": _four_slots_at_most,
+        "whole units only": _whole_units,
+        "all slots together": _ring_mutant(free=_in_rounds),
         "always slot 0": _ring_mutant(slot=lambda plan, i, slots: 0),
         "no checks": _ring_mutant(checks=False, slot=lambda plan, i, slots: i % max(slots, 1)),
     }),
@@ -396,7 +435,6 @@ READINGS = {
         "itself_last": Lines(CHUNKED, first="attend_part(q, own, np.arange(1",
                              symbol="ChunkedPrefill.attend"),
         "exp_of_minus_inf": 0,
-        "order_matters_from": 3,
     },
     "d14.b2": {
         "frees": Lines(RING, first="self._free.put(slot)  # only now", symbol="Ring.stream"),

@@ -44,12 +44,14 @@ def bytes_read(estimate, rho, page_size=16, layers=1):
 ANSWERS = {
     "d14.b1": "merge_into flags the rows whose LSE is -inf before it writes: a fresh row copies "
     "the part, an absent part changes nothing, only rows with both are merged. -inf - -inf is NaN "
-    "and is computed all the same, with the alarm off, then set aside. Without it the first block "
-    "would already spoil everything: the running result begins as -inf, and where the first part "
-    "is empty for a query too, NaN enters, stays NaN in every later merge and reaches the logits. "
-    "Rubric: 1 point: NaN would appear where both parts are empty and then never leave, because "
-    "every later merge multiplies by it; 1 point: names a moment at which both sides are empty, "
-    "such as the empty start of the running result with a part that a query does not see.",
+    "and is computed all the same, with the alarm off, then set aside. Without that the row would "
+    "be NaN; NaN stays NaN in every later merge and reaches the logits, so the model would say "
+    "nonsense or fail. Both sides are empty where a query sees nothing in the first part: the "
+    "result begins as zeros and -inf. For example visible = [0, 1, ...], so that row 0 sees no "
+    "token, or the causal mask with a block list that leaves out block 0. "
+    "Rubric: 1 point: NaN would appear where both sides are empty and then never leave, because "
+    "every later merge multiplies by it; 1 point: arguments with which a row sees nothing in the "
+    "first part that is merged, such as a 0 in visible, or block lists without the early blocks.",
     "d14.b2": "The consumer frees the slot in the finally behind the yield, so also when the "
     "caller stops early or fails. The reader takes only free slots. If a slot were not given back, "
     "the ring would have one less for the rest of its life: after as many errors as slots the "

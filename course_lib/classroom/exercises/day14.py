@@ -68,7 +68,7 @@ EXERCISES = [
              replaces=("course_lib.prefill.lse.merge_attention_outputs",
                        "course_lib.prefill.lse.merge_into"), seconds=3.0),
     Reading("d14.b1", parts=("flags", "cases", "no_nan_warning", "blind_rows", "itself_last",
-                             "exp_of_minus_inf", "order_matters_from"), auto=1),
+                             "exp_of_minus_inf"), auto=1),
     Exercise("d14.a2", function="ring_plan", cases=_ring_cases,
              replaces=("course_lib.prefill.schedule.ring_schedule",), seconds=3.0),
     Reading("d14.b2", parts=("frees", "takes", "announces", "waits", "after_stop", "ahead_1",
