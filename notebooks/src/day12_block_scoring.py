@@ -9,7 +9,7 @@ recap repeats what you need.
 (掩码) of blocks, exactly, ties included · say what such an estimate cannot see, and prove it · tell a rule
 from the accidents of the code that is said to follow it.
 
-**Time** 90 minutes, six exercises. This day is the course's own plan. It examines **XAttention** (Xu et al. 2025;
+**Time** 90 minutes: about 30 to read and run, 60 for the six exercises. This day is the course's own plan. It examines **XAttention** (Xu et al. 2025;
 its public code is called *upstream* below) on the shipped model's own queries and keys.
 
 Numbers carry a label: **quoted** (source shown) · **this machine** (measured in the cell) · **derived**
@@ -75,7 +75,8 @@ for head, share in enumerate(looking):
 r"""
 Three of the four heads of layer 1 know exactly where to look. (A **query head** is one of several searches that run
 side by side in a layer; two of them share one set of keys here, a **KV head**.) A block that receives 99 % of a
-query's weight is surely a block to read. Ask XAttention to keep 90 % of the attention of every head:
+query's weight is surely a block to read. Cut the queries into blocks of 64, too; a **cell** is one block of queries that
+looks at one block of keys. Ask XAttention to choose the cells that hold 90 % of the attention of every head:
 """
 
 # %%
@@ -110,16 +111,16 @@ weights = np.exp(scores - scores.max(axis=1, keepdims=True))
 weights /= weights.sum(axis=1, keepdims=True)
 for row in weights:
     print("  ".join(f"{w:4.2f}" if w else "  . " for w in row))
-tiles = weights.reshape(3, 2, 3, 2).sum(axis=(1, 3))  # blocks of two tokens
-print("mass of 2×2 tiles:", *([fmt(m) for m in row] for row in tiles), sep="\n  ")
+cells = weights.reshape(3, 2, 3, 2).sum(axis=(1, 3))  # blocks of two tokens
+print("mass of 2×2 cells:", *([fmt(m) for m in row] for row in cells), sep="\n  ")
 
 # %% [markdown]
 r"""
 Check the third row: scores 1, 0, 3, so $e^3/(e^1 + e^0 + e^3) = 20.1/23.8 = 0.84$. Key 2 wins every row that can see it.
 
-Cut both sides into **blocks** of two tokens. A **tile**'s **mass** is the sum of its weights; a row of tiles adds up
-to its number of queries, 2. In the last row of tiles, block 1 (tokens 2, 3) holds most of it. A sparse prefill
-would compute that tile and the last one, and skip the first.
+Cut both sides into **blocks** of two tokens. A cell's **mass** (质量) is the sum of its weights; a row of cells adds up
+to its number of queries, 2. In the last row of cells, block 1 (tokens 2, 3) holds most of it. A sparse prefill
+would compute that cell and the last one, and skip the first.
 
 But to know the masses we computed everything. An estimate must be much cheaper than that.
 """
@@ -205,7 +206,7 @@ of them; and `vecdot` sums every square alone, so the bits of one score do not d
 r"""
 ### Exercise 12-1 A · antidiagonal scores
 
-15 minutes · difficulty 2/3 · 6 points · about 8 lines
+10 minutes · difficulty 2/3 · 6 points · about 8 lines
 
 `q` has shape `[H, Lq, d]`, `k` has `[Hkv, Lk, d]`; query head `h` reads KV head `h * Hkv // H`. Return the scores,
 float32 `[H, M, N]`, where `M` and `N` are `Lq / stride` and `Lk / stride` **rounded up**: rows beyond the end count
@@ -224,7 +225,7 @@ as zeros. No scaling. Your arguments stay as they were.
 </details>
 """
 
-# %% course={"id": "d12.a1", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d12.a1", "kind": "A", "role": "answer", "points": 6, "minutes": 10, "difficulty": 2}
 # EXERCISE d12.a1
 def antidiagonal_scores(q, k, stride):
     """Return the sums of products on the antidiagonals of stride × stride squares.
@@ -300,7 +301,7 @@ with another query. A key that all queries look at cannot hide. A fact that **on
 r"""
 ### Exercise 12-1 B · every row and every column once
 
-15 minutes · difficulty 2/3 · 4 points
+8 minutes · difficulty 2/3 · 4 points
 
 Open [prefill/scores.py](../course_lib/prefill/scores.py).
 
@@ -315,7 +316,7 @@ Then say in two or three sentences why every query row and every key column of a
 what that guarantees for a key that all queries look at, and what not for a fact that one query looks for.
 """
 
-# %% [markdown] course={"id": "d12.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 15, "difficulty": 2}
+# %% [markdown] course={"id": "d12.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d12.b1 -->
 Answer: …
@@ -345,7 +346,7 @@ A score per square is not yet a weight. Three steps lead to a mask:
 
 1. **softmax** over each row of squares, with the causal rule: a row sees squares up to its own;
 2. **block sums** (块和): blocks of $b = B/S$ rows by $b$ columns of squares are added up. The result estimates the
-   masses of the recap's tiles;
+   masses of the recap's cells;
 3. **threshold** (阈值) $\tau$: per row of blocks keep the largest, until they hold the share $\tau$ of the row.
 
 What scale belongs into the softmax? A square's score is a sum of $S$ products, so it is divided by $S$ and, as usual,
@@ -431,7 +432,7 @@ Two facts to remember. The kept list holds *at least* $\tau$, often much more, s
 r"""
 ### Exercise 12-2 A · from masses to a mask
 
-20 minutes · difficulty 3/3 · 7 points · about 15 lines
+15 minutes · difficulty 3/3 · 7 points · about 15 lines
 
 `sums` `[rows, blocks]` are the masses of one head, causal: row `r` stands at block `first + r` and sees blocks up to and
 including that one. Return the mask, bool `[rows, blocks]`.
@@ -456,7 +457,7 @@ A block without mass stands behind all mass: "before" is then equal to need, not
 </details>
 """
 
-# %% course={"id": "d12.a2", "kind": "A", "role": "answer", "points": 7, "minutes": 20, "difficulty": 3}
+# %% course={"id": "d12.a2", "kind": "A", "role": "answer", "points": 7, "minutes": 15, "difficulty": 3}
 # EXERCISE d12.a2
 def keep_blocks(sums, first, threshold):
     """Return which blocks each row keeps, bool [rows, blocks].
@@ -588,7 +589,7 @@ depends on that row alone: not on the chunk, not on the machine.
 r"""
 ### Exercise 12-2 B · strict or not
 
-15 minutes · difficulty 2/3 · 4 points
+8 minutes · difficulty 2/3 · 4 points
 
 In [prefill/find_blocks.py](../course_lib/prefill/find_blocks.py) and [prefill/scores.py](../course_lib/prefill/scores.py):
 
@@ -603,7 +604,7 @@ Then: construct a row (give the numbers) where strict and not strict differ, and
 "the *shortest* list that reaches $\tau$".
 """
 
-# %% [markdown] course={"id": "d12.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 15, "difficulty": 2}
+# %% [markdown] course={"id": "d12.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d12.b2 -->
 Answer: …
@@ -663,10 +664,10 @@ by mass. Two places at its front are reserved for the two forced blocks, with 0 
 
 $$ \text{before} = [\,0,\; 0,\; f,\; f + o_1,\; f + o_1 + o_2, \dots\,], \qquad f = \text{mass of the forced blocks}. $$
 
-That is right for two forced blocks. But the line that forces column 0 is followed by one that writes the diagonal *over the same
-part of the mask*, if the rows begin at block 0. So only row 0 keeps its forced sink; every other row has **one** forced
-block, its diagonal, and the list is one place too long: the first other block gets a 0 meant for a forced one, and everything
-behind it is late by one. By eye: a row of six blocks, $\tau = 0.5$.
+That is right for two forced blocks. But after the line that forces column 0, a second line writes the diagonal: a whole square,
+ones on its diagonal and *zeros beside it*. If the rows begin at block 0, this square covers column 0 and unforces the sink. So only row 0
+keeps its forced sink; every other row has **one** forced block, its diagonal, and the list is one place too long: the heaviest other
+block gets a 0 meant for a forced one, and everything behind it is late by one. By eye: a row of six blocks, $\tau = 0.5$.
 """
 
 # %%
@@ -681,7 +682,7 @@ print("need:", 0.5 * row[0, 5].sum(), "· the diagonal alone holds", row[0, 5, 5
 # %% [markdown]
 r"""
 The diagonal, 20 of 32, reaches the need of 16 alone, so the rule keeps sink and diagonal. Upstream keeps block 1 as well.
-(Two extra blocks in a row: the sink's mass, too, is then counted only when its turn comes.)
+(Some rows had two extra blocks: a sink that is not forced does not count up front either, so others must make up for its mass.)
 
 It gets stranger. Upstream works in **chunks** of queries (分块), and the accident needs rows that begin at block 0. So only
 the *first* chunk has it:
@@ -739,7 +740,7 @@ r"""
 r"""
 ### Exercise 12-3 A · make the two modes differ
 
-20 minutes · difficulty 3/3 · 6 points · about 8 lines
+12 minutes · difficulty 3/3 · 6 points · about 8 lines
 
 Return masses, float32 `[1, rows, first + rows]`, for which `compat="upstream"` keeps **at least one visible block more** than
 `compat="exact"` (causal, `current_index=first`), or `None` if no such masses exist.
@@ -756,7 +757,13 @@ something out.
 
 </details>
 
-<details><summary>Hint 2: test your answer</summary>
+<details><summary>Hint 2: which block gets in?</summary>
+
+The heaviest one beside the diagonal. If that is the sink (or if it ties with the sink), nothing new is kept: both modes keep the sink.
+
+</details>
+
+<details><summary>Hint 3: test your answer</summary>
 
 `find_blocks_chunked(masses, first, threshold, causal=True, compat="upstream")`, and the same with `"exact"`; clear the upper
 triangle of the first.
@@ -764,7 +771,7 @@ triangle of the first.
 </details>
 """
 
-# %% course={"id": "d12.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 20, "difficulty": 3}
+# %% course={"id": "d12.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 12, "difficulty": 3}
 # EXERCISE d12.a3
 def masses_with_an_extra_block(rows, first, threshold):
     """Return float32 [1, rows, first + rows], or None where the modes keep the same blocks.
@@ -817,7 +824,7 @@ was a statement about the tests' data.
 r"""
 ### Exercise 12-3 B · what the caller must still do
 
-15 minutes · difficulty 3/3 · 4 points
+7 minutes · difficulty 3/3 · 4 points
 
 `find_blocks_chunked(..., compat="upstream")` does not return a finished mask. Open
 [prefill/xattn.py](../course_lib/prefill/xattn.py) and [prefill/find_blocks.py](../course_lib/prefill/find_blocks.py).
@@ -833,7 +840,7 @@ Then name two things that a caller who trusts the returned mask would get wrong,
 that would have caught the accident of 12-3 in upstream's own tests.
 """
 
-# %% [markdown] course={"id": "d12.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 15, "difficulty": 3}
+# %% [markdown] course={"id": "d12.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 7, "difficulty": 3}
 r"""
 <!-- ANSWER d12.b3 -->
 Answer: …

@@ -38,6 +38,12 @@ def _score_case(name, seed, heads, kv_heads, queries, keys, d, stride) -> Case:
     return Case(name, (q, k, stride), expect=_pairs(q, k, stride), dtype=True)
 
 
+def _quarters() -> Case:
+    """Scores that are no whole numbers, exact in float32 in every order."""
+    q, k = _whole(12, 2, 1, 8, 8, 3)
+    return Case("quarters", (q / 4, k, 4), expect=_pairs(q / 4, k, 4), dtype=True)
+
+
 def _antidiagonal_groups() -> list[Group]:
     return [
         Group("pairs", 2, "In a square the query at offset S-1-i meets the key at offset i: "
@@ -56,7 +62,7 @@ def _antidiagonal_groups() -> list[Group]:
                _score_case("shorter than a square", 9, 1, 1, 3, 2, 4, 8)]),
         Group("plain numbers", 1, "Float32, not scaled, and your arguments unchanged.",
               [_score_case("one channel", 10, 1, 1, 8, 8, 1, 8),
-               _score_case("many channels", 11, 2, 2, 8, 8, 64, 4)]),
+               _score_case("many channels", 11, 2, 2, 8, 8, 64, 4), _quarters()]),
     ]
 
 
@@ -116,6 +122,10 @@ def _reverses_in_place(q, k, stride):
     return out
 
 
+def _whole_numbers_only(q, k, stride):
+    return _pairs(q.astype(int), k.astype(int), stride)
+
+
 def _reversed_keys(q, k, stride):
     """The same pairs, counted from the other end; einsum instead of long rows."""
     q, k = _squares(q, stride), _squares(k, stride)[:, :, ::-1]
@@ -169,10 +179,13 @@ def _masses(seed, rows, first, high=9, future=False):
 def _keep_groups() -> list[Group]:
     return [
         Group("prefix", 2, "Largest first, and a block is kept while the mass before it is below "
-              "threshold times the row's sum.",
+              "threshold times the row's sum, added up in float64.",
               [_keep_case(f"τ = {t}", _masses(i, 12, 0, 1000), 0, t)
                for i, t in enumerate((0.1, 0.3, 0.55, 0.8, 0.93))]
-              + [_keep_case("rows in the middle", _masses(9, 5, 11, 1000), 11, 0.7)]),
+              + [_keep_case("rows in the middle", _masses(9, 5, 11, 1000), 11, 0.7),
+                 # in float32, 2 ** 24 and a few ones add up to 2 ** 24
+                 _keep_case("a very heavy sink", [[2**24, 1, 1, 1, 1]], 4,
+                            (2**24 + 1.5) / (2**24 + 4))]),
         Group("strict", 1, "Where the mass before equals need exactly, the share is reached: the "
               "block is not kept.",
               [_keep_case("a half", [[4, 2, 2, 4]], 3, 0.5 + 2 / 12),
@@ -191,6 +204,8 @@ def _keep_groups() -> list[Group]:
               [_keep_case("zeros", np.zeros((3, 6)), 3, 0.9),
                _keep_case("τ = 1 with zeros", [[3, 0, 0, 2, 0]], 4, 1.0),
                _keep_case("τ = 1, rows of zeros", np.zeros((2, 4)), 2, 1.0),
+               _keep_case("nearly 1", [[3, 0, 0, 2, 0]], 4, 0.9999),
+               Case("below 0", (np.ones((1, 2), np.float32), 1, -0.5), raises=ValueError),
                Case("0", (np.ones((1, 2), np.float32), 1, 0.0), raises=ValueError),
                Case("above 1", (np.ones((1, 2), np.float32), 1, 1.5), raises=ValueError)]),
         Group("future", 1, "What stands behind the diagonal is neither kept nor counted.",
@@ -205,6 +220,27 @@ def _mutant(**changes):
 
 def _accepts_all_thresholds(sums, first, threshold):
     return _kept(sums, first, min(max(threshold, 1e-9), 1))
+
+
+def _accepts_below_0(sums, first, threshold):
+    return _kept(sums, first, threshold if threshold >= 0 else 1e-9)
+
+
+def _nearly_1_is_1(sums, first, threshold):
+    return _kept(sums, first, 1.0 if abs(threshold - 1) < 1e-3 else threshold)
+
+
+def _in_float32(sums, first, threshold):
+    if not 0 < threshold <= 1:
+        raise ValueError("threshold")
+    mask = np.zeros(sums.shape, bool)
+    for r, row in enumerate(sums):
+        seen = range(first + r + 1)
+        need, before = np.float32(threshold) * row[: first + r + 1].sum(), np.float32(0)
+        for b in sorted(seen, key=lambda b, row=row, d=first + r: (b not in (0, d), -row[b], b)):
+            mask[r, b] = b in (0, first + r) or threshold == 1 or before < need
+            before += row[b]
+    return mask
 
 
 def _one_too_many(sums, first, threshold):
@@ -252,7 +288,8 @@ def _extra_groups() -> list[Group]:
                for rows, t in ((4, 0.5), (7, 0.7), (20, 0.6))]),
         Group("high and low thresholds", 1, "The closer to 1 the threshold is, the heavier the "
               "diagonal must be.",
-              [extra_case("τ = 0.999", 5, 0, 0.999), extra_case("τ = 0.01", 5, 0, 0.01)]),
+              [extra_case("τ = 0.999", 5, 0, 0.999), extra_case("τ = 0.01", 5, 0, 0.01),
+               extra_case("3 rows, τ = 0.9999", 3, 0, 0.9999)]),
         Group("smallest", 1, "Three rows are enough: row 2 has a block beside sink and diagonal.",
               [extra_case("3 rows", 3, 0, 0.5), extra_case("3 rows, τ = 0.95", 3, 0, 0.95)]),
         Group("none", 2, "A later chunk has both forced blocks; one or two rows have nothing "
@@ -277,6 +314,10 @@ def _no_masses(rows, first, threshold):
 
 def _diagonal_of_20(rows, first, threshold):
     return None if _no_masses(rows, first, threshold) else _built(rows, diagonal=8.0)
+
+
+def _diagonal_of_10_000(rows, first, threshold):
+    return None if _no_masses(rows, first, threshold) else _built(rows, diagonal=1e4)
 
 
 def _in_every_chunk(rows, first, threshold):
@@ -327,6 +368,7 @@ HIDDEN = [
         "scaled": _scaled,
         "float64": _in_float64,
         "changes its argument": _reverses_in_place,
+        "whole numbers only": _whole_numbers_only,
     }),
     Hidden("d12.a2", groups=_keep_groups, alternative=_by_cumsum, mutants={
         "at most, not less than": _mutant(before_counts=lambda before, need: before <= need),
@@ -338,11 +380,15 @@ HIDDEN = [
         "counts the future": _mutant(future=True),
         "need is the threshold itself": _mutant(need_of=lambda threshold, total: threshold),
         "accepts every threshold": _accepts_all_thresholds,
+        "accepts a threshold below 0": _accepts_below_0,
+        "nearly 1 is 1": _nearly_1_is_1,
+        "adds up in float32": _in_float32,
         "upstream's extra block": _one_too_many,
         "changes its argument": _clears_the_future_in_place,
     }),
     Hidden("d12.a3", groups=_extra_groups, alternative=_last_row_only, mutants={
         "a diagonal for middling thresholds": _diagonal_of_20,
+        "one diagonal for every threshold": _diagonal_of_10_000,
         "later chunks too": _in_every_chunk,
         "threshold 1 too": _at_every_threshold,
         "two rows too": _two_rows_are_enough,
