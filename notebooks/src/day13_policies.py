@@ -8,7 +8,7 @@ r"""
 on attention that needs one eighth of the keys · show how a vote between heads loses a fact that every head could have
 kept · read a benchmark's "100 %" and name what it cannot have seen.
 
-**Time** 90 minutes, six exercises. This day is the course's own plan. It examines a published policy design,
+**Time** 90 minutes: about 30 to read and run, 60 for the six exercises. This day is the course's own plan. It examines a published policy design,
 `XAttentionBSAPolicy`, with its numbers **quoted**, on the shipped model.
 
 Labels: **quoted** (source shown) · **this machine** (measured in the cell) · **derived** (arithmetic) · **recorded** (a stored
@@ -54,21 +54,22 @@ engine = Engine.load(MODELS / "needle-qwen3")
 CHUNK, BLOCK = 256, 64
 asks = build_needle_prompt(engine, "1-0", tokens=2048, position=place_of(0))
 begun = answer_begun(engine, "1-0", 2048, place_of(0))  # the same fact at the same place
+vote = PolicyArm("xattn", "majority", 0.5)  # XAttention, heads vote, τ = 0.5
 for prompt in (asks, begun):
     print("prompt ends:", repr(engine.decode(prompt.ids[-12:])))
-    for arm in (PolicyArm("full"), PolicyArm("xattn", "majority", 0.5)):
-        policy = arm.make(CHUNK)
-        session = engine.prefill(prompt.ids, policy=policy, chunk=CHUNK)
-        text = engine.decode(generate_from(session, 12).ids)
-        applied = policy.get_density_stats()["applied_density"]
-        print(f"  {arm.name:13s} attention computed {percent(applied):>7}  says {text!r}")
+    policy = vote.make(CHUNK)
+    sessions = {"no policy": engine.prefill(prompt.ids),
+                vote.name: engine.prefill(prompt.ids, policy=policy, chunk=CHUNK)}
+    for name, session in sessions.items():
+        print(f"  {name:13s} says {engine.decode(generate_from(session, 12).ids)!r}")
+    print(f"  of all attention, the policy computed {percent(policy.get_density_stats()['applied_density'])}")
 
 # %% [markdown]
 r"""
 Ask, and the policy is perfect. Begin the answer, and the model names a food that stands *nowhere* in these notes. Nothing warns you: the sentence is
 as smooth as the right one.
 
-Not a single unlucky prompt. Recorded, 56 and 50 prompts of this kind:
+Not a single unlucky prompt. Recorded, 50 and 56 prompts of this kind (`full` is the policy that reads everything):
 """
 
 # %%
@@ -133,8 +134,8 @@ The majority agrees on blocks 0 and 5, the two that nobody was in doubt about. *
 r"""
 ## 13-1 同一接口的三种策略 · Full, Quest, XAttention behind one interface
 
-A policy answers one question: *for this chunk of queries, in this layer, which blocks of the store?* It may take notes of each
-block while its keys are near.
+The keys and values of the history lie in a **store**, block by block, layer by layer. A policy answers one question: *for this chunk of
+queries, in this layer, which blocks of the store?* It may take notes of each block when it is written, while its keys are near.
 """
 
 # %%
@@ -235,12 +236,12 @@ queries, everybody wants something, and the fact's block has to compete with all
 r"""
 ### Exercise 13-1 A · page scores with a bound
 
-15 minutes · difficulty 2/3 · 6 points · about 8 lines
+10 minutes · difficulty 2/3 · 6 points · about 8 lines
 
 `q` is float32 `[H, d]`, `k` is float32 `[Hkv, n, d]`; query head `h` reads KV head `h * Hkv // H`. Return Quest's score of every page of
 `page_size` keys, float32 `[H, pages]`; the last page may be short. `ValueError` for a page size below 1.
 
-It must **be** a bound: no key of a page has a larger $q \cdot k$. The checks test that with thousands of keys.
+It must **be** a bound: no key of a page has a larger $q \cdot k$ (but for float32's rounding). The checks test that with thousands of keys.
 
 <details><summary>Hint 1: low and high of each page</summary>
 
@@ -255,7 +256,7 @@ It must **be** a bound: no key of a page has a larger $q \cdot k$. The checks te
 </details>
 """
 
-# %% course={"id": "d13.a1", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d13.a1", "kind": "A", "role": "answer", "points": 6, "minutes": 10, "difficulty": 2}
 # EXERCISE d13.a1
 def page_scores(q, k, page_size=16):
     """Return an upper bound of q . k in every page, float32 [H, pages].
@@ -317,7 +318,7 @@ third one is missing: what did the choice itself read?
 r"""
 ### Exercise 13-1 B · what each policy may read
 
-20 minutes · difficulty 2/3 · 4 points
+10 minutes · difficulty 2/3 · 4 points
 
 Open [prefill/policies.py](../course_lib/prefill/policies.py), [prefill/xattn_policy.py](../course_lib/prefill/xattn_policy.py) and
 [prefill/quest.py](../course_lib/prefill/quest.py).
@@ -333,7 +334,7 @@ Then say in two or three sentences why a policy that must read all keys to choos
 afterwards, and what Quest pays instead.
 """
 
-# %% [markdown] course={"id": "d13.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 20, "difficulty": 2}
+# %% [markdown] course={"id": "d13.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 2}
 r"""
 <!-- ANSWER d13.b1 -->
 Answer: …
@@ -360,8 +361,9 @@ r"""
 ## 13-2 投票如何丢针 · any, majority, mean: how a vote loses the needle
 
 XAttention gives a mask for every query head and every block of queries. The published design makes one list of them in two steps: within
-a KV head, a block is kept if *any* of its query heads keeps it; then (KV head, query block) pairs **vote** (投票), and a block with more than
-half of the votes is read. First and last block always. Its reason, quoted:
+a KV head, a block is kept if *any* of its query heads keeps it: that is one **ballot** (选票) for each block of queries. Then all ballots, that
+is all (KV head, query block) pairs, **vote** (投票), and a block with more than half of the votes is read. First and last block always. Its
+reason, quoted:
 """
 
 # %%
@@ -378,8 +380,7 @@ r"""
 they not say?
 
 **Planted data first**, so that you see the mechanism without a model: 4 KV heads, 6 blocks of history of 1,024 tokens, one block of
-queries. Each KV head looks for 16 marked keys in a block of its own: head 0 in block 1, head 1 in block 2, and so on. (The numbers are
-those of a stored case of the reference tests, S06.)
+queries. Each KV head looks for 16 marked keys in a block of its own: head 0 in block 1, head 1 in block 2, and so on.
 
 **Predict** before you run it: which blocks does a majority read at $\tau = 0.9$? And which share of the attention mass do they hold?
 """
@@ -394,8 +395,9 @@ Every KV head found its block; each holds practically all of its head's mass. Ea
 sink, on which all agree because the rule forces it, and the last block. **A third of the blocks, 0.0 % of the mass.** Raising $\tau$ does
 not help: the ballots are already right.
 
-Move `rule` through the four values, then look at the other two cases: *one KV head* seeks something and three do not (S03); a *padded
-chunk* whose last 424 queries are zeros (S08).
+Three other rules: `any` reads what some ballot keeps; `mean_score` adds the masses of all heads and keeps the largest blocks up to $\tau$;
+with `per_head` every KV head reads its own list. Move `rule` through them. Then look at two other cases: *one KV head* seeks something and
+three do not; a *padded chunk* whose last 424 queries are zeros. **Which rules will lose something?**
 """
 
 # %%
@@ -417,8 +419,8 @@ for padding in ("counted", "left out"):
 r"""
 Read it line by line.
 
-* **Each its own**: majority loses all four at every $\tau$. `mean_score` adds the masses of all heads and keeps the largest up to $\tau$: at 0.95
-  it must keep all four, at 0.5 it may stop after two. `per_head`, where every KV head reads its own list, loses nothing and reads half.
+* **Each its own**: majority loses all four at every $\tau$. `mean_score` must keep all four at 0.95; at 0.5 it may stop after two. `per_head` loses
+  nothing and reads half.
 * **One KV head**: at $\tau = 0.5$ it is outvoted by three that do not care. At 0.95 the other three keep nearly everything, and the block gets in
   *by accident*.
 * **Padded chunk**: at 0.95 nothing is lost, and everything is read: a query of zeros gives every key the same weight, needs nearly all blocks to
@@ -429,7 +431,7 @@ Read it line by line.
 r"""
 ### Exercise 13-2 A · make one list
 
-20 minutes · difficulty 3/3 · 7 points · about 18 lines
+15 minutes · difficulty 3/3 · 7 points · about 18 lines
 
 `masks` is bool `[H, rows, blocks]`: what each query head keeps for each block of queries. The `H // kv_heads` neighbouring query heads of a KV
 head are one group. Return a list of lists of block numbers, ascending: one for all KV heads, or for `"per_head"` one each.
@@ -453,7 +455,7 @@ head are one group. Return a list of lists of block numbers, ascending: one for 
 </details>
 """
 
-# %% course={"id": "d13.a2", "kind": "A", "role": "answer", "points": 7, "minutes": 20, "difficulty": 3}
+# %% course={"id": "d13.a2", "kind": "A", "role": "answer", "points": 7, "minutes": 15, "difficulty": 3}
 # EXERCISE d13.a2
 def one_list(masks, rule, kv_heads, sums=None, threshold=None):
     """Return the blocks that are read: [[...]] for all KV heads, or one list for each.
@@ -487,8 +489,8 @@ Four votes of eight: exactly half, and strictly more is needed. Both KV heads ke
 whose queries have other things to do.
 
 So it happens, but look closely, for it is not the planted pattern. There, KV heads disagreed. Here the **query blocks** do: who asks at the
-end of a chunk of four rows has at most a quarter of the votes. (Does each KV head also need another block, as in S06? For the fact, no: both want
-the same one. For other blocks, yes, as the next cell counts: in the row that asks, many blocks are kept by one KV head and not by the other.)
+end of a chunk of four rows has at most a quarter of the votes. (Do KV heads disagree here, too? About the fact, no: both want
+the same block. About others, yes, as the next cell counts: in the row that asks, many blocks are kept by one KV head and not by the other.)
 
 What does it do to the text? Recorded, 56 prompts that end with the answer's beginning, facts at eight places. `mask` is what the heads' own
 lists hold, `applied` what attention then computed. (`block 256`: blocks as long as the chunk, as in the design, so that only KV heads vote; of our two both
@@ -568,13 +570,13 @@ fact is what *one* query wants.
 r"""
 ### Exercise 13-2 B · which published number hides this?
 
-15 minutes · difficulty 3/3 · 4 points
+8 minutes · difficulty 3/3 · 4 points
 
 Open [prefill/aggregate.py](../course_lib/prefill/aggregate.py).
 
 * `more_than_half`: the line that decides the vote.
 * `group_any`: the line that makes ballots of masks (any query head of a KV head).
-* `not_padding`: the line that picks the rows that may vote (before the ballots are made).
+* `not_padding`: the line that keeps rows of padding out of the *masses* that `mean_score` adds up.
 * `always`: the line that goes over the first and the last block.
 * `asking_share`: a chunk of 1,024 queries in blocks of 128, any number of KV heads: the largest share of the votes, in percent, that the row of
   the last query can give.
@@ -583,7 +585,7 @@ Open [prefill/aggregate.py](../course_lib/prefill/aggregate.py).
 Then say why that number can be right and yet not show it, and what you would report beside it.
 """
 
-# %% [markdown] course={"id": "d13.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 15, "difficulty": 3}
+# %% [markdown] course={"id": "d13.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 3}
 r"""
 <!-- ANSWER d13.b2 -->
 Answer: …
@@ -626,8 +628,8 @@ for task in TASKS:
     print(f"{task}: {prompt.question}  references {prompt.references}")
     shown = [line for line in prompt.lines if any(r in line for r in prompt.references)]
     print("   ", " … ".join(shown))
-    for name, policy in (("full", PolicyArm("full")), ("majority 0.5", PolicyArm("xattn", "majority", 0.5))):
-        session = engine.prefill(prompt.ids, policy=policy.make(CHUNK), chunk=CHUNK)
+    for name, how in (("no policy", {}), (vote.name, {"policy": vote.make(CHUNK), "chunk": CHUNK})):
+        session = engine.prefill(prompt.ids, **how)
         text = engine.decode(generate_from(session, 48).ids)
         print(f"    {name:13s} says {text!r}, score {fmt(ruler.match(text, prompt.references))}")
 
@@ -676,7 +678,7 @@ four rules:
 r"""
 ### Exercise 13-3 A · score a run
 
-10 minutes · difficulty 1/3 · 5 points · about 8 lines
+7 minutes · difficulty 1/3 · 5 points · about 8 lines
 
 `texts` are the answers of a run, `references` the strings that each right answer holds (a list of lists). A reference counts if it stands anywhere in the
 text, whatever the case. Return a share between 0 and 1:
@@ -695,7 +697,7 @@ First one number a sample, `sum(...) / len(refs)`. All four rules are a mean of 
 </details>
 """
 
-# %% course={"id": "d13.a3", "kind": "A", "role": "answer", "points": 5, "minutes": 10, "difficulty": 1}
+# %% course={"id": "d13.a3", "kind": "A", "role": "answer", "points": 5, "minutes": 7, "difficulty": 1}
 # EXERCISE d13.a3
 def score_run(texts, references, rule):
     """Return the score of a run under one rule.
@@ -738,10 +740,10 @@ fact under the same policy:
 """
 
 # %%
-for tokens in (2048, 2061):
-    prompt = answer_begun(engine, "1-0", tokens, place_of(0))
-    r = run_arm(engine, prompt, PolicyArm("xattn", "majority", 0.5), CHUNK)
-    print(f"{tokens} tokens, last chunk {(tokens - 1) % CHUNK + 1:3d}: says {r['text']!r:10}  layers whose last chunk reads "
+recorded = next(r for r in run["records"] if (r["index"], r["arm"]) == (0, vote.name))  # the prompt that we began with
+longer = run_arm(engine, answer_begun(engine, "1-0", 2061, place_of(0)), vote, CHUNK)
+for what, tokens, r in (("recorded", 2048, recorded), ("measured", 2061, longer)):
+    print(f"{what} {tokens} tokens, last chunk {(tokens - 1) % CHUNK + 1:3d}: says {r['text']!r:10} layers whose last chunk reads "
           f"the fact's block: {sum(x > 0 for x in r['readers'])} of 3; attention computed {percent(r['applied_density'])}")
 
 # %% [markdown]
@@ -754,7 +756,7 @@ asking query got full attention. At 2,061 tokens, day 10's favourite length, tha
 r"""
 ### Exercise 13-3 B · three reasons why "100 %" may mean little
 
-20 minutes · difficulty 3/3 · 4 points
+10 minutes · difficulty 3/3 · 4 points
 
 Find the lines that can make a needle test pass whatever a policy leaves out:
 
@@ -768,7 +770,7 @@ Find the lines that can make a needle test pass whatever a policy leaves out:
 Then give three different reasons, each with the line or number that carries it, and design one needle test that a prefill policy *can* fail.
 """
 
-# %% [markdown] course={"id": "d13.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 20, "difficulty": 3}
+# %% [markdown] course={"id": "d13.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 3}
 r"""
 <!-- ANSWER d13.b3 -->
 Answer: …

@@ -180,6 +180,9 @@ def _list_groups() -> list[Group]:
               "the lower, while the mass before is less than threshold times the whole.",
               [_list_case(f"τ = {t}", _some(9, 2, 2, 7), "mean_score", 2, one, t)
                for t in (0.25, 0.5, 0.8)]
+              + [_list_case("sums, not maxima", yes.repeat(2, axis=1), "mean_score", 1,
+                            np.float32([[[0, 3, 0, 2, 0, 2, 0, 1], [0, 0, 0, 2, 0, 2, 0, 1]]]),
+                            0.6)]
               + [_list_case("equal masses", yes, "mean_score", 1, ties, 0.5),
                  _list_case("τ = 1 and zeros", yes, "mean_score", 1, np.eye(8, dtype=np.float32)[
                      :1][None], 1.0)]),
@@ -187,7 +190,8 @@ def _list_groups() -> list[Group]:
               "error.",
               [_list_case(f"nobody, {rule}", np.zeros((2, 2, 5), bool), rule, 2)
                for rule in ("any", "majority", "per_head")]
-              + [Case("unknown", (yes, "all", 1), raises=ValueError)]),
+              + [_list_case("a single block", yes[:, :, :1], "any", 1),
+                 Case("unknown", (yes, "all", 1), raises=ValueError)]),
     ]
 
 
@@ -230,6 +234,16 @@ def _wrong(**changes):
 def _any_rule_is_any(masks, rule, kv_heads, sums=None, threshold=None):
     known = rule in ("any", "majority", "mean_score", "per_head")
     return _lists(masks, rule if known else "any", kv_heads, sums, threshold)
+
+
+def _block_0_twice(masks, rule, kv_heads, sums=None, threshold=None):
+    lists, last = _lists(masks, rule, kv_heads, sums, threshold), masks.shape[2] - 1
+    return [[0, *(b for b in ids if 0 < b < last), last] for ids in lists]
+
+
+def _largest_mass(masks, rule, kv_heads, sums=None, threshold=None):
+    mass = None if sums is None else sums.max(axis=(0, 1), keepdims=True)
+    return _lists(masks, rule, kv_heads, mass, threshold)
 
 
 def _one_list_for_all(masks, rule, kv_heads, sums=None, threshold=None):
@@ -276,12 +290,15 @@ def _run_groups() -> list[Group]:
         Group("anywhere", 1, "A reference counts inside a word too, in upper or lower case.",
               [_run_case("capitals", ["RAMEN!"], [["ramen"]], "all"),
                _run_case("capital reference", ["ramen"], [["Ramen"]], "exact"),
-               _run_case("inside a word", ["ramenshop"], [["ramen"]], "any")]),
+               _run_case("inside a word", ["ramenshop"], [["ramen"]], "any"),
+               _run_case("second sentence", ["I looked. It is ramen."], [["ramen"]], "all")]),
         Group("errors", 1, "Another rule, no sample, no reference, or lists of unequal length.",
               [Case("rule", (["a"], [["a"]], "most"), raises=ValueError),
                Case("no sample", ([], [], "exact"), raises=ValueError),
-               Case("no reference", (["a", "b"], [["a"], []], "all"), raises=ValueError),
-               Case("more texts", (["a", "b"], [["a"]], "any"), raises=ValueError)]),
+               *(Case(f"no reference, {rule}", (["a", "b"], [["a"], []], rule), raises=ValueError)
+                 for rule in ("all", "any", "exact")),
+               Case("more texts", (["a", "b"], [["a"]], "any"), raises=ValueError),
+               Case("more references", (["a"], [["a"], ["b"]], "any"), raises=ValueError)]),
     ]
 
 
@@ -345,6 +362,25 @@ def _shorter_list(texts, references, rule):
     return _scored(texts[:n], references[:n], rule)
 
 
+def _first_sentence(texts, references, rule):
+    return _scored([text.split(".")[0] for text in texts], references, rule)
+
+
+def _checks_more_texts_only(texts, references, rule):
+    if len(texts) > len(references):
+        raise ValueError("texts")
+    return _scored(texts, references[: len(texts)], rule)
+
+
+def _divides_only_for_shares(texts, references, rule):
+    """Of a sample without references, any() is false and all() is true: no error."""
+    if rule in ("any", "exact") and texts and len(texts) == len(references):
+        some = {"any": any, "exact": all}[rule]
+        return sum(some(_folded(r, text) for r in refs)
+                   for text, refs in zip(texts, references, strict=True)) / len(texts)
+    return _scored(texts, references, rule)
+
+
 def _skips_empty(texts, references, rule):
     pairs = [(t, r) for t, r in zip(texts, references, strict=False) if r]
     if len(texts) != len(references):
@@ -381,6 +417,8 @@ HIDDEN = [
         "mean score at most": _wrong(strict=False),
         "ties to the higher": _wrong(ties=-1),
         "threshold 1 like any other": _wrong(one=False),
+        "a single block twice": _block_0_twice,
+        "largest masses, not sums": _largest_mass,
         "one list per head joined": _one_list_for_all,
         "unknown rules are any": _any_rule_is_any,
     }),
@@ -394,6 +432,9 @@ HIDDEN = [
         "percent": _percent,
         "cuts the longer list": _shorter_list,
         "skips samples without references": _skips_empty,
+        "first sentence only": _first_sentence,
+        "refuses more texts only": _checks_more_texts_only,
+        "no error without references": _divides_only_for_shares,
     }),
 ]
 
@@ -412,7 +453,7 @@ READINGS = {
     "d13.b2": {
         "more_than_half": Lines(AGGREGATE, first="2 * votes > len(ballot.votes) * ballot.rows"),
         "group_any": Lines(AGGREGATE, first=".any(axis=1).sum(axis=1)"),
-        "not_padding": Lines(AGGREGATE, first="votes = masks[:, rows]"),
+        "not_padding": Lines(AGGREGATE, first="mass = sums[:, rows]"),
         "always": Lines(AGGREGATE, first='for block, why in ((0, "safety_first")'),
         "asking_share": 12.5,
         "hides": "ruler_niah",

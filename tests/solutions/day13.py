@@ -65,14 +65,14 @@ ANSWERS = {
         "or a loose bound)."
     ),
     "d13.b2": (
-        "`2 * votes > …` decides; the any over the group's axis makes ballots; masks[:, rows] "
-        "leaves padding out; the loop over (0, -1) in _listed forces first and last. In a chunk "
-        "of 8 query blocks the last row has at most 1/8 = 12.5 % of the votes. The number that "
-        "hides the loss is ruler_niah, 100 % passed: its answers are written by exact decode, its "
-        "rule passes from 0.5 on, and its needle is found by decode whatever prefill dropped. "
-        "Beside it: recall where prefill itself must find the fact, per rule and threshold, with "
-        "intervals. Rubric: 1 point: the number is right, for decode reads everything (or the "
-        "pass rule is generous); 1 point: a measurement that prefill can fail."
+        "`2 * votes > …` decides; the any over the group's axis makes ballots; sums[:, rows] "
+        "leaves padding out of the masses; the loop over (0, -1) in _listed forces first and "
+        "last. In a chunk of 8 query blocks the last row has at most 1/8 = 12.5 % of the votes. "
+        "The number that hides the loss is ruler_niah, 100 % passed: its answers are written by "
+        "exact decode, its rule passes from 0.5 on, and its needle is found by decode whatever "
+        "prefill dropped. Beside it: recall where prefill itself must find the fact, per rule and "
+        "threshold, with intervals. Rubric: 1 point: the number is right, for decode reads "
+        "everything (or the pass rule is generous); 1 point: a measurement that prefill can fail."
     ),
     "d13.b3": (
         "The answer is written by generate_from(session, max_new_tokens), exact decode: it finds "
