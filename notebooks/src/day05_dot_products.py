@@ -8,7 +8,7 @@ r"""
 say what each instruction does · find one wrong line among 35 stages of a model by changing one
 variable at a time (对拍只改一个变量), and say why no other way could have found it.
 
-**Time** 90 minutes: about 40 to read and run, 50 for the six exercises. The name and the rule of 5-3 are the series' own; 5-1 and 5-2 are
+**Time** 90 minutes: about 35 to read and run, 55 for the six exercises. The name and the rule of 5-3 are the series' own; 5-1 and 5-2 are
 this course's.
 
 Numbers about speed and size carry a label: **this machine** (measured in the cell you run) ·
@@ -564,21 +564,19 @@ print(f"a row of weights has {row_bytes} bytes   (derived)")
 r"""
 Every rung has its own reason:
 
-* **Python** spends 672 instructions on one multiply-add. Each number is an object: unpack it, ask its type,
-  make a new object. It moves 1,840 bytes for the two that matter.
-* **NumPy** needs 50 times fewer. But look at the bytes: it loads 6,366 for a row that has 170, because every
+* **Python** spends 672 instructions on one multiply-add. Each number is an object: unpack it, ask its
+  type, make a new object.
+* **NumPy** needs 50 times fewer. But it loads 6,366 bytes for a row that has 170, because every
   intermediate array goes through memory.
-* **C** is at 1.2 instructions per multiply-add. Taking numbers one by one would need three (load, load,
-  multiply-add), so the compiler must have found by itself how to take several at once. It still writes its sums to
-  memory, 188 bytes a row.
+* **C** is at 1.2. Number by number it would need three (load, load, multiply-add), so the compiler takes
+  several at once.
 * **NEON**, with instructions chosen by hand, adds two products in 16 bits before it widens: 0.46.
 * **SDOT** halves that once more: 0.23, more than four multiply-adds for one instruction.
 
-Now the last two lines again. The *bytes loaded* are the same, 187, and 170 of them are the row itself. There
-is nothing left to save: for a model that is larger than the processor's caches, **from here on the memory
-decides**, not the arithmetic. (The 17 others are the codes of
-x, which 16 rows share: day 15 tells how.) So the lasting gain of int8 is
-the plainest one: the row has 170 bytes instead of 640.
+The last two load the same bytes, 187, and 170 of them are the row itself. (The others are the codes of x,
+which 16 rows share: day 15 tells how.) There is nothing left to save: for a model that is larger than
+the processor's caches, **from here on the memory decides**, not the arithmetic. So the lasting gain of
+int8 is the plainest one: the row has 170 bytes instead of 640.
 """
 
 # %% [markdown] course={"id": "d05.b2", "kind": "B", "role": "card"}
@@ -816,13 +814,14 @@ it:
 * *The answers*: all right.
 * *A tolerance on the logits*: "q8 activations", which is correct, moves them **more** than the bug does.
   Whatever tolerance lets eight bits pass lets the bug pass too, on this prompt. (On the other three the
-  first comparison saw more than eight bits can explain. You do not choose the prompt that your users meet.)
+  first comparison saw several times as much, and might have made you suspicious. You do not choose the
+  prompt that your users meet.)
 * *Comparing reference with fast*: the only gate possible there is a tolerance.
 
 **Changing one variable is what makes the bit gate possible**, and the bit gate needs no tolerance. One
-more thing, about "blocks backwards": it changes only last digits, and on many prompts moves the logits
-by a millionth. On others, or on another machine, it is a hundredth. A last digit can carry an activation
-over the edge between two codes, and then it is off by a whole step.
+more thing, about "blocks backwards": it changes only last digits, but do not expect the logits to move by
+last digits only. One of them can carry an activation over the edge between two codes, and then it is off
+by a whole step. (If your table shows a millionth, run it with another of the four prompts.)
 
 ### Where?
 

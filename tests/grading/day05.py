@@ -280,7 +280,9 @@ def _difference_groups() -> list[Group]:
                                 _run(7, [(2, (1, 2, 3), small), (4, (0, 0, 0), 1e9)])),
                _difference_case("two in one stage", plain,
                                 _run(7, [(3, (2, 0, 4), 1e9), (3, (1, 3, 0), 0.5)])),
-               _difference_case("the last number of all", plain, _run(7, [(5, (2, 3, 4), 0.5)]))]),
+               _difference_case("the last number of all", plain, _run(7, [(5, (2, 3, 4), 0.5)])),
+               _difference_case("two stages of one name", *(
+                   [("norm", F32([first])), ("norm", F32([2]))] for first in (0, 1)))]),
         Group("bits", 1, "Compare bits, not values: signs of zero count, and a NaN can be the same "
               "NaN.",
               [_difference_case("minus zero", _run(8, [(1, (0, 1, 0), 0.0)]),
@@ -300,6 +302,8 @@ def _difference_groups() -> list[Group]:
               [_difference_case("float64", [("a", F32([1, 2]))], [("a", np.array([1.0, 2.0]))]),
                _difference_case("one row more", [("a", F32([[1, 2]]))],
                                 [("a", F32([[1, 2], [1, 2]]))]),
+               _difference_case("same bytes, other dtype", [("a", F32([1, 2]))],
+                                [("a", F32([1, 2]).view(np.int32))]),
                _difference_case("same bytes, other shape", [("a", F32([1, 2]))],
                                 [("a", F32([[1], [2]]))]),
                _difference_case("strided and whole numbers", views, other_views),
@@ -381,6 +385,16 @@ def _bits_of_float32_only(stages_a, stages_b):
                  differs=lambda a, b: _bits(a, b) if a.dtype == F32 else a != b)
 
 
+def _by_dictionary(stages_a, stages_b):
+    a, b = dict(stages_a), dict(stages_b)
+    return _walk(list(a.items()), list(b.items()), differs=_bits)
+
+
+def _size_for_dtype(stages_a, stages_b):
+    return _walk([(n, a.view(f"u{a.itemsize}")) for n, a in stages_a],
+                 [(n, b.view(f"u{b.itemsize}")) for n, b in stages_b], differs=_bits)
+
+
 def _printed_numbers(stages_a, stages_b):
     return _walk(stages_a, stages_b, differs=np.vectorize(lambda a, b: repr(a) != repr(b)))
 
@@ -439,6 +453,7 @@ HIDDEN = [
             "shorter run decides": _stops_with_the_shorter_run,
             "names on the way": _checks_names_on_the_way, "ignores dtype": _ignores_dtype,
             "signs and NaNs": _signs_and_nans, "bits of float32 only": _bits_of_float32_only,
+            "by dictionary": _by_dictionary, "size for dtype": _size_for_dtype,
             "printed numbers": _printed_numbers, "largest": _largest_difference,
             "skips strided arrays": _memory_order},
            alternative=_by_integers),
