@@ -85,7 +85,7 @@ The same 160 numbers, and the seventh digit is a matter of order. One of the two
 is no accident, as you will see. Day 5 needed two programs that agree in *every bit*. So today you learn
 the order that this engine fixes, and then the parts of a layer that come before attention.
 
-### Recap: a layer in one line
+### Recap: a layer in five lines
 
 A row $x$ of 160 numbers per token goes through three layers. In each,
 
