@@ -145,8 +145,8 @@ The rounding of $d$ shifts each value by up to 127 steps times $2^{-11}$ (half o
 $$ |\hat x_i - x_i| \;\le\; \underbrace{\tfrac12 d}_{\text{code}} + \underbrace{127 \cdot 2^{-11} d}_{\text{scale}}
 \;=\; 0.562\, d . $$
 
-(As long as $d$ is a normal float16, above $6 \cdot 10^{-5}$. Below that it has fewer bits, and the model's
-smallest blocks could suffer; ours has none so small.)
+(This holds for $d$ above $6 \cdot 10^{-5}$. Smaller float16 have fewer bits. Our model has no block with so small a $d$, as
+the cell shows.)
 
 **Predict the picture**: 71,680 weights, their errors in steps. A bell, a triangle, or a box? And is there anything
 special at zero?
@@ -220,17 +220,17 @@ for group in (8, 32, 160, w.size):
 
 # %% [markdown]
 r"""
-From 32 to a whole row you save 0.4 bits of 8.5, and the error grows by a fifth; with the outlier it doubles. From 32 to 8 you pay 1.5
-bits more for a quarter less error, while *one* bit more in every code would halve it. And an outlier ruins the
-whole matrix when there is one scale for all, and 31 neighbours when there is one for 32. So 32 is a compromise, and one that
-fits the hardware: 32 codes fill one or two vector registers.
+Larger blocks save almost nothing: a whole row takes 0.4 bits less of 8.5, and the error grows by a fifth, or doubles with the
+outlier. Smaller blocks are dear: 8 weights a block cost 1.5 bits more for a quarter less error, and *one* bit more in every code would
+halve it. So 32 is a compromise. It also fits the processor: its **vector registers** hold 16 or 32 bytes, on which one
+instruction works at once (day 5).
 """
 
 # %% [markdown] course={"id": "d04.a1", "kind": "A", "role": "card"}
 r"""
 ### Exercise 4-1 A · 34 bytes, bit for bit
 
-20 minutes · difficulty 2/3 · 5 points · about 16 lines
+15 minutes · difficulty 2/3 · 5 points · about 16 lines
 
 Write `q8_0_pack_unpack(w)`. `w` is float32 `[rows, cols]`, `cols` a multiple of 32. Return the pair:
 
@@ -262,7 +262,7 @@ the float just below one half: adding rounds it up to 1.
 </details>
 """
 
-# %% course={"id": "d04.a1", "kind": "A", "role": "answer", "points": 5, "minutes": 20, "difficulty": 2}
+# %% course={"id": "d04.a1", "kind": "A", "role": "answer", "points": 5, "minutes": 15, "difficulty": 2}
 # EXERCISE d04.a1
 def q8_0_pack_unpack(w):
     """Return (blocks uint8 [rows, cols / 32 * 34], values float32 [rows, cols]) of w as Q8_0.
@@ -319,10 +319,10 @@ definition keeps the same order: {see course_lib/weight_blocks.py _q8_0_codes} m
 r"""
 ### Exercise 4-1 B · who knows the number 34?
 
-12 minutes · difficulty 2/3 · 4 points
+8 minutes · difficulty 2/3 · 4 points
 
 A format number that is written down in many places cannot be changed, and can be wrong in one of them. Search
-`course_lib` for 34 (an editor's search over the folder will do).
+the `.py` files of `course_lib` for 34 as a whole word (an editor's search over the folder will do).
 
 * `knows_34`: all lines of *code* in `course_lib`, comments and docstrings aside, that state the number for Q8_0. There are three; give
   a list of three `"path:line-line"`.
@@ -335,11 +335,11 @@ In [weight_blocks.py](../course_lib/weight_blocks.py), as `"path:first-last"`:
 Give `row_bytes`, the bytes of a row of 160 weights in Q8_0, and `scale_share`, the percent of a block's bytes that the scale takes (three
 digits).
 
-In two or three sentences: why is 34 an awkward size for a processor that likes to load 16, 32 or 64 bytes from places that are multiples of that, and what does
-[linear.py](../course_lib/linear.py) do about it? (Its PackedMatrix says in which order the kernels read.)
+In two or three sentences: why is 34 an awkward size for a processor that likes to load 16, 32 or 64 bytes from places that are
+multiples of that? In which order would you lay the same numbers out in memory for it?
 """
 
-# %% [markdown] course={"id": "d04.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 12, "difficulty": 2}
+# %% [markdown] course={"id": "d04.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 2}
 r"""
 <!-- ANSWER d04.b1 -->
 Answer: …
@@ -409,7 +409,8 @@ def four_bits(g, d, low, high):
 
 everything = np.concatenate([source.read(n).reshape(-1, 32) for n in names])
 m = np.abs(everything).max(axis=1, keepdims=True)
-extreme = np.take_along_axis(everything, np.abs(everything).argmax(1)[:, None], 1)
+place = np.abs(everything).argmax(axis=1)[:, None]
+extreme = np.take_along_axis(everything, place, 1)
 choices = {"extreme / -8 (Q4_0)": four_bits(everything, extreme / -8, -8, 7),
            "m / 7, symmetric": four_bits(everything, m / 7, -7, 7),
            "m / 8, largest cut to 7": four_bits(everything, m / 8 * np.sign(extreme), -7, 7)}
@@ -418,14 +419,14 @@ print(f"{len(everything):,d} blocks, all matrices   (this machine)")
 for what, made in choices.items():
     off = np.abs(made - everything)
     print(f"{what:24s} error {percent(np.sqrt((off**2).mean()) / size)}"
-          f"   extremes exact: {percent((off == 0).any(axis=1).mean())}")
+          f"   extremes kept: {percent((np.take_along_axis(off, place, 1) < 1e-6 * m).mean())}")
 cut = (everything / (extreme / -8) > 7.5).mean()
 print(f"weights that Q4_0 cuts off: {percent(cut)}")
 
 # %% [markdown]
 r"""
-The signed extreme wins: a finer step than $m/7$, and the largest weight, whose error would count most, stays exact. It cuts off
-less than one weight in a hundred. And 8 bits against 4:
+The signed extreme wins. Its step is finer than $m/7$, and unlike the third it keeps the largest weight, whose error would be a
+whole step. It cuts off less than one weight in a hundred. And 8 bits against 4:
 """
 
 # %%
@@ -468,7 +469,7 @@ WeightBlockExplorer(kind="q4_0", element=5)
 r"""
 ### Exercise 4-2 A · 18 bytes, bit for bit
 
-20 minutes · difficulty 3/3 · 5 points · about 18 lines
+12 minutes · difficulty 2/3 · 5 points · about 18 lines
 
 Write `q4_0_pack_unpack(w)`: as in 4-1, `(blocks, values)`, now Q4_0, 18 bytes a block. In float32:
 
@@ -498,7 +499,7 @@ Write `q4_0_pack_unpack(w)`: as in 4-1, `(blocks, values)`, now Q4_0, 18 bytes a
 </details>
 """
 
-# %% course={"id": "d04.a2", "kind": "A", "role": "answer", "points": 5, "minutes": 20, "difficulty": 3}
+# %% course={"id": "d04.a2", "kind": "A", "role": "answer", "points": 5, "minutes": 12, "difficulty": 2}
 # EXERCISE d04.a2
 def q4_0_pack_unpack(w):
     """Return (blocks uint8 [rows, cols / 32 * 18], values float32 [rows, cols]) of w as Q4_0.
@@ -541,13 +542,12 @@ print(c_function("pack.c", "pack_block_q4_0"))
 r"""
 ### Exercise 4-2 B · which nibble is element j?
 
-10 minutes · difficulty 1/3 · 4 points
+6 minutes · difficulty 1/3 · 4 points
 
-Open [weight_blocks.py](../course_lib/weight_blocks.py), [pack.c](../kernels_pyx/c/pack.c) and
-[gguf_types.py](../course_lib/engine/gguf_types.py).
+Open [weight_blocks.py](../course_lib/weight_blocks.py) and [pack.c](../kernels_pyx/c/pack.c).
 
 Cite, as `"path:first-last"`: `packs`, the line of `_q4_0_codes` that puts two codes into a byte; `packs_in_c`, the line of C that does; `unpacks`, the line
-of `_q4_0_signed` that takes a byte apart again; `cousin`, the line of `dequantize_q4_1`, another 4-bit format, that takes its bytes apart.
+of `_q4_0_signed` that takes a byte apart again.
 
 Give, for weight number 100 of a *row* of 160 weights, counted from 0: `byte_of_100`, at which byte of the row's Q4_0 bytes its code is, and `half_of_100`, `low` or `high`.
 And `code_of_extreme`.
@@ -556,7 +556,7 @@ In two or three sentences: a colleague pairs neighbours (element $2j$ low, $2j +
 and which one finds it?
 """
 
-# %% [markdown] course={"id": "d04.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 1}
+# %% [markdown] course={"id": "d04.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 6, "difficulty": 1}
 r"""
 <!-- ANSWER d04.b2 -->
 Answer: …
@@ -570,7 +570,6 @@ d04_b2 = {
     "packs": "",  # "path:first-last"
     "packs_in_c": "",
     "unpacks": "",
-    "cousin": "",
     "byte_of_100": None,  # a number
     "half_of_100": "",  # a word: low or high
     "code_of_extreme": None,  # a number
@@ -621,7 +620,7 @@ error_histograms({rule: (rounding_rules.rounded(ratio, rule) - ratio, ratio)
 # %% [markdown]
 r"""
 `trunc` moves each negative weight up by one step on average and leaves the positive ones right: **half a step over both, and
-always in the same direction**. (The picture says why: its box for negative weights begins where the right one ends.)
+always in the same direction**. (In the picture: the box of the negative weights begins at +½, where that of the positive ones ends.)
 `toward_zero` errs by half a step on both sides, toward zero: the two cancel in the mean, but every weight has shrunk.
 
 A bias is not just a larger error. In a product, $\sum_i \hat w_i x_i$, hundreds of errors meet. Those of random sign cancel. A shift of $b$ in
@@ -661,7 +660,10 @@ the mean of −log(probability) of the right answer's tokens; 0 is certainty. *P
 
 # %%
 def with_rule(bits, rule):
-    """The engine with every matrix rounded to `bits` bits by `rule`, and read back."""
+    """The engine with every matrix rounded to `bits` bits by `rule`, and read back.
+
+    Only the lines from g to codes matter; the rest finds the matrices among the engine's weights.
+    """
     top = np.float32(2 ** (bits - 1) - 1)  # 127, 15, 7
 
     def change(part):
@@ -720,8 +722,6 @@ cutting off a positive number is rounding down. **The same instruction, on shift
 eighths = np.arange(-64, 57, dtype=np.float32) / 8  # -8 … 7 in eighths
 print("trunc(y + 8.5) - 8 equals half_up:  ",
       bool((np.trunc(eighths + 8.5) - 8 == rounding_rules.rounded(eighths, "half_up")).all()))
-print("trunc(y + 0.5) equals half_up where: y >=",
-      eighths[(np.trunc(eighths + 0.5) == np.floor(eighths + 0.5))[::-1].cumprod()[::-1] > 0].min())
 
 # %% [markdown]
 r"""
@@ -762,11 +762,12 @@ What is left is what the samples can tell, and if nothing is left, the box holds
 r"""
 ### Exercise 4-3 A · name the rule
 
-20 minutes · difficulty 3/3 · 6 points · about 16 lines
+15 minutes · difficulty 3/3 · 6 points · about 16 lines
 
 Write `possible_rules(x, codes)`. `x` is float32 `[rows, d]`, `codes` integers of the same shape: each row was quantized with $m = \max|x|$ of the row (1 where that is
 below $10^{-6}$) to $y = 127x/m$ and rounded. Return the list of rules, in the order of the table (`half_up`, `half_even`, `half_away`, `trunc`, `toward_zero`), that are possible
-in the sense above, with the three orders of operations in float32: $x \cdot (127/m)$, $x / (m/127)$, $x \cdot (1/(m/127))$.
+in the sense above, with the three orders of operations in float32: $x \cdot (127/m)$, $x / (m/127)$, $x \cdot (1/(m/127))$. The sum
+$y + ½$ is float32, too. Two codes of one row may need different orders.
 
 The hidden checks hold quantizers of all five rules and all orders, over many random samples, the library's own kernels, and boxes that use none of the five.
 
@@ -789,7 +790,7 @@ Every step must stay float32, or the three orders are no longer those of a conve
 </details>
 """
 
-# %% course={"id": "d04.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 20, "difficulty": 3}
+# %% course={"id": "d04.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 3}
 # EXERCISE d04.a3
 def possible_rules(x, codes):
     """Return the names of the rounding rules that can have made codes of the rows of x.
@@ -848,7 +849,7 @@ for v in np.array([0.5, 1.5, 2.5, -0.5, -1.2], np.float32):
 
 # %% [markdown]
 r"""
-At $1.5 \cdot 2^{23}$ neighbouring float32 are exactly 1 apart, so the *addition* must round to a whole number, and IEEE additions round ties to even. The subtraction is
+At $1.5 \cdot 2^{23}$ neighbouring float32 are exactly 1 apart, so the *addition* must round to a whole number, and float additions round ties to even (the standard IEEE 754 says so). The subtraction is
 exact. A compiler that is allowed to "simplify" $(y + c) - c$ to $y$ breaks it; that is one reason why this course never builds its kernels with fast-math.
 """
 
@@ -856,7 +857,7 @@ exact. A compiler that is allowed to "simplify" $(y + c) - c$ to $y$ breaks it; 
 r"""
 ### Exercise 4-3 B · which rule each kernel uses
 
-12 minutes · difficulty 2/3 · 4 points
+10 minutes · difficulty 2/3 · 4 points
 
 Open [linear_blocks.c](../kernels_pyx/c/linear_blocks.c), [pack.c](../kernels_pyx/c/pack.c), [quantize.c](../kernels_pyx/c/quantize.c) and
 [quant.py](../course_lib/quant.py).
@@ -870,7 +871,7 @@ In two or three sentences: `weights_q4` and `biased` both convert to an integer 
 conversion, `(int32_t)(x[i] * inverse + 0.5f) + 8`. Which weights change, and which cell of today would tell?
 """
 
-# %% [markdown] course={"id": "d04.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 12, "difficulty": 2}
+# %% [markdown] course={"id": "d04.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 2}
 r"""
 <!-- ANSWER d04.b3 -->
 Answer: …

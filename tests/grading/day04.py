@@ -551,8 +551,6 @@ READINGS = {
         "packs_in_c": Lines("kernels_pyx/c/pack.c", "code[i + 16] << 4"),
         "unpacks": Lines("course_lib/weight_blocks.py", "(codes & 15, codes >> 4)",
                          symbol="_q4_0_signed"),
-        "cousin": Lines("course_lib/engine/gguf_types.py", "(bytes_ & 15, bytes_ >> 4)",
-                        symbol="dequantize_q4_1"),
         "byte_of_100": 60,
         "half_of_100": "low",
         "code_of_extreme": 0,

@@ -63,14 +63,14 @@ and the bench's Q8_0_BYTES; everything else takes it from BLOCK_BYTES. The scale
 in _quantize, after the codes were made with the inverse of the float32 d. 34 bytes are 2 more
 than 32: block b starts at 34 b, so codes begin at places that are even but no multiple of 4, 16
 or 64, a vector load crosses cache lines often, and the scale stands in the middle of the stream.
-PackedMatrix takes the blocks apart: all codes in one array, 16 rows side by side in groups of
-four columns, all scales in another, both aligned; to_blocks puts them together again.
-Rubric: 1 point: 34 breaks alignment, or mixes scales into the stream of codes; 1 point:
-PackedMatrix separates codes from scales and interleaves rows, so that a load is one vector.
+Better: all codes in one array and all scales in another, both aligned. (The engine does so when it
+loads a matrix, and also puts 16 rows side by side: PackedMatrix in linear.py.)
+Rubric: 1 point: 34 breaks alignment, or mixes scales into the stream of codes; 1 point: an order
+in which codes lie beside codes, apart from the scales, so that a load brings only codes.
 """,
     "d04.b2": """
 _q4_0_codes packs code j low and j + 16 high, the C packer does the same in its last loop,
-_q4_0_signed and dequantize_q4_1 take a byte apart into & 15 and >> 4. Weight 100 is element 4 of
+_q4_0_signed takes a byte apart into & 15 and >> 4. Weight 100 is element 4 of
 block 3, low half of byte 3 * 18 + 2 + 4 = 60 of the row. The colleague's round trip passes, every
 error bound and histogram passes, even the model's answers pass as long as his own unpacker reads
 the blocks: both sides are wrong together. A comparison with bytes from elsewhere finds it: the

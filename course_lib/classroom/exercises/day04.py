@@ -85,7 +85,7 @@ EXERCISES = [
                        "course_lib.weight_blocks.dequantize_q4_0",
                        "course_lib.weight_blocks._q4_0_codes",
                        "course_lib.weight_blocks._q4_0_signed")),
-    Reading("d04.b2", ("packs", "packs_in_c", "unpacks", "cousin", "byte_of_100", "half_of_100",
+    Reading("d04.b2", ("packs", "packs_in_c", "unpacks", "byte_of_100", "half_of_100",
                        "code_of_extreme"), auto=2),
     Exercise("d04.a3", "possible_rules", _rule_cases,
              replaces=("course_lib.lab.rounding_rules.possible_rules",
