@@ -9,7 +9,7 @@ recap repeats what you need.
 (掩码) of blocks, exactly, ties included · say what such an estimate cannot see, and prove it · tell a rule
 from the accidents of the code that is said to follow it.
 
-**Time** 90 minutes: about 30 to read and run, 60 for the six exercises. This day is the course's own plan. It examines **XAttention** (Xu et al. 2025;
+**Time** 90 minutes: about 35 to read and run, 55 for the six exercises. This day is the course's own plan. It examines **XAttention** (Xu et al. 2025;
 its public code is called *upstream* below) on the shipped model's own queries and keys.
 
 Numbers carry a label: **quoted** (source shown) · **this machine** (measured in the cell) · **derived**
@@ -118,7 +118,7 @@ print("mass of 2×2 cells:", *([fmt(m) for m in row] for row in cells), sep="\n 
 r"""
 Check the third row: scores 1, 0, 3, so $e^3/(e^1 + e^0 + e^3) = 20.1/23.8 = 0.84$. Key 2 wins every row that can see it.
 
-Cut both sides into **blocks** of two tokens. A cell's **mass** (质量) is the sum of its weights; a row of cells adds up
+Cut both sides into **blocks** of two tokens. A cell's **mass** is the sum of its weights; a row of cells adds up
 to its number of queries, 2. In the last row of cells, block 1 (tokens 2, 3) holds most of it. A sparse prefill
 would compute that cell and the last one, and skip the first.
 
@@ -301,7 +301,7 @@ with another query. A key that all queries look at cannot hide. A fact that **on
 r"""
 ### Exercise 12-1 B · every row and every column once
 
-8 minutes · difficulty 2/3 · 4 points
+7 minutes · difficulty 2/3 · 4 points
 
 Open [prefill/scores.py](../course_lib/prefill/scores.py).
 
@@ -316,7 +316,7 @@ Then say in two or three sentences why every query row and every key column of a
 what that guarantees for a key that all queries look at, and what not for a fact that one query looks for.
 """
 
-# %% [markdown] course={"id": "d12.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 2}
+# %% [markdown] course={"id": "d12.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 7, "difficulty": 2}
 r"""
 <!-- ANSWER d12.b1 -->
 Answer: …
@@ -432,7 +432,7 @@ Two facts to remember. The kept list holds *at least* $\tau$, often much more, s
 r"""
 ### Exercise 12-2 A · from masses to a mask
 
-15 minutes · difficulty 3/3 · 7 points · about 15 lines
+14 minutes · difficulty 3/3 · 7 points · about 15 lines
 
 `sums` `[rows, blocks]` are the masses of one head, causal: row `r` stands at block `first + r` and sees blocks up to and
 including that one. Return the mask, bool `[rows, blocks]`.
@@ -457,7 +457,7 @@ A block without mass stands behind all mass: "before" is then equal to need, not
 </details>
 """
 
-# %% course={"id": "d12.a2", "kind": "A", "role": "answer", "points": 7, "minutes": 15, "difficulty": 3}
+# %% course={"id": "d12.a2", "kind": "A", "role": "answer", "points": 7, "minutes": 14, "difficulty": 3}
 # EXERCISE d12.a2
 def keep_blocks(sums, first, threshold):
     """Return which blocks each row keeps, bool [rows, blocks].
@@ -589,7 +589,7 @@ depends on that row alone: not on the chunk, not on the machine.
 r"""
 ### Exercise 12-2 B · strict or not
 
-8 minutes · difficulty 2/3 · 4 points
+7 minutes · difficulty 2/3 · 4 points
 
 In [prefill/find_blocks.py](../course_lib/prefill/find_blocks.py) and [prefill/scores.py](../course_lib/prefill/scores.py):
 
@@ -604,7 +604,7 @@ Then: construct a row (give the numbers) where strict and not strict differ, and
 "the *shortest* list that reaches $\tau$".
 """
 
-# %% [markdown] course={"id": "d12.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 2}
+# %% [markdown] course={"id": "d12.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 7, "difficulty": 2}
 r"""
 <!-- ANSWER d12.b2 -->
 Answer: …
@@ -647,8 +647,8 @@ print("extra blocks in rows 0 to 31, head 0:", *extra[0].tolist())
 
 # %% [markdown]
 r"""
-Upstream keeps more, never less: once a row has something to leave out, one block more, sometimes two. On head 0 that is the
-letter x:
+Upstream keeps more, never less: once a row has something to leave out, one block more, sometimes two. On head 0 these are
+the cells marked x in the legend:
 """
 
 # %%
@@ -824,13 +824,12 @@ was a statement about the tests' data.
 r"""
 ### Exercise 12-3 B · what the caller must still do
 
-7 minutes · difficulty 3/3 · 4 points
+5 minutes · difficulty 3/3 · 4 points
 
 `find_blocks_chunked(..., compat="upstream")` does not return a finished mask. Open
 [prefill/xattn.py](../course_lib/prefill/xattn.py) and [prefill/find_blocks.py](../course_lib/prefill/find_blocks.py).
 
 * `future`: in `xattn.py`, the line that clears the blocks of the future inside a chunk.
-* `trimmed`: in `xattn.py`, the line that cuts the padded grid back to the blocks there are.
 * `two_places`: in `find_blocks.py`, the line that builds the list with two places reserved.
 * `index_0`: in `find_blocks.py`, the line where what is not taken is sent to block 0.
 * `extra_rows`: in a first chunk of 10 rows of blocks, in how many rows can an extra block appear?
@@ -840,7 +839,7 @@ Then name two things that a caller who trusts the returned mask would get wrong,
 that would have caught the accident of 12-3 in upstream's own tests.
 """
 
-# %% [markdown] course={"id": "d12.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 7, "difficulty": 3}
+# %% [markdown] course={"id": "d12.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 5, "difficulty": 3}
 r"""
 <!-- ANSWER d12.b3 -->
 Answer: …
@@ -852,7 +851,6 @@ Evidence: path:first-last
 # EVIDENCE d12.b3
 d12_b3 = {
     "future": "",  # "path:first-last"
-    "trimmed": "",
     "two_places": "",
     "index_0": "",
     "extra_rows": None,  # a number

@@ -8,7 +8,7 @@ r"""
 on attention that needs one eighth of the keys · show how a vote between heads loses a fact that every head could have
 kept · read a benchmark's "100 %" and name what it cannot have seen.
 
-**Time** 90 minutes: about 30 to read and run, 60 for the six exercises. This day is the course's own plan. It examines a published policy design,
+**Time** 90 minutes: about 35 to read and run, 55 for the six exercises. This day is the course's own plan. It examines a published policy design,
 `XAttentionBSAPolicy`, with its numbers **quoted**, on the shipped model.
 
 Labels: **quoted** (source shown) · **this machine** (measured in the cell) · **derived** (arithmetic) · **recorded** (a stored
@@ -318,7 +318,7 @@ third one is missing: what did the choice itself read?
 r"""
 ### Exercise 13-1 B · what each policy may read
 
-10 minutes · difficulty 2/3 · 4 points
+9 minutes · difficulty 2/3 · 4 points
 
 Open [prefill/policies.py](../course_lib/prefill/policies.py), [prefill/xattn_policy.py](../course_lib/prefill/xattn_policy.py) and
 [prefill/quest.py](../course_lib/prefill/quest.py).
@@ -334,7 +334,7 @@ Then say in two or three sentences why a policy that must read all keys to choos
 afterwards, and what Quest pays instead.
 """
 
-# %% [markdown] course={"id": "d13.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 2}
+# %% [markdown] course={"id": "d13.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 9, "difficulty": 2}
 r"""
 <!-- ANSWER d13.b1 -->
 Answer: …
@@ -570,13 +570,12 @@ fact is what *one* query wants.
 r"""
 ### Exercise 13-2 B · which published number hides this?
 
-8 minutes · difficulty 3/3 · 4 points
+6 minutes · difficulty 3/3 · 4 points
 
 Open [prefill/aggregate.py](../course_lib/prefill/aggregate.py).
 
 * `more_than_half`: the line that decides the vote.
 * `group_any`: the line that makes ballots of masks (any query head of a KV head).
-* `not_padding`: the line that keeps rows of padding out of the *masses* that `mean_score` adds up.
 * `always`: the line that goes over the first and the last block.
 * `asking_share`: a chunk of 1,024 queries in blocks of 128, any number of KV heads: the largest share of the votes, in percent, that the row of
   the last query can give.
@@ -585,7 +584,7 @@ Open [prefill/aggregate.py](../course_lib/prefill/aggregate.py).
 Then say why that number can be right and yet not show it, and what you would report beside it.
 """
 
-# %% [markdown] course={"id": "d13.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 8, "difficulty": 3}
+# %% [markdown] course={"id": "d13.b2", "kind": "B", "role": "answer", "points": 4, "minutes": 6, "difficulty": 3}
 r"""
 <!-- ANSWER d13.b2 -->
 Answer: …
@@ -598,7 +597,6 @@ Evidence: path:first-last
 d13_b2 = {
     "more_than_half": "",  # "path:first-last"
     "group_any": "",
-    "not_padding": "",
     "always": "",
     "asking_share": None,  # percent
     "hides": "",  # a name
@@ -678,7 +676,7 @@ four rules:
 r"""
 ### Exercise 13-3 A · score a run
 
-7 minutes · difficulty 1/3 · 5 points · about 8 lines
+6 minutes · difficulty 1/3 · 5 points · about 8 lines
 
 `texts` are the answers of a run, `references` the strings that each right answer holds (a list of lists). A reference counts if it stands anywhere in the
 text, whatever the case. Return a share between 0 and 1:
@@ -697,7 +695,7 @@ First one number a sample, `sum(...) / len(refs)`. All four rules are a mean of 
 </details>
 """
 
-# %% course={"id": "d13.a3", "kind": "A", "role": "answer", "points": 5, "minutes": 7, "difficulty": 1}
+# %% course={"id": "d13.a3", "kind": "A", "role": "answer", "points": 5, "minutes": 6, "difficulty": 1}
 # EXERCISE d13.a3
 def score_run(texts, references, rule):
     """Return the score of a run under one rule.
@@ -756,7 +754,7 @@ asking query got full attention. At 2,061 tokens, day 10's favourite length, tha
 r"""
 ### Exercise 13-3 B · three reasons why "100 %" may mean little
 
-10 minutes · difficulty 3/3 · 4 points
+9 minutes · difficulty 3/3 · 4 points
 
 Find the lines that can make a needle test pass whatever a policy leaves out:
 
@@ -770,7 +768,7 @@ Find the lines that can make a needle test pass whatever a policy leaves out:
 Then give three different reasons, each with the line or number that carries it, and design one needle test that a prefill policy *can* fail.
 """
 
-# %% [markdown] course={"id": "d13.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 10, "difficulty": 3}
+# %% [markdown] course={"id": "d13.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 9, "difficulty": 3}
 r"""
 <!-- ANSWER d13.b3 -->
 Answer: …

@@ -424,7 +424,6 @@ READINGS = {
     },
     "d12.b3": {
         "future": Lines(XATTN, first="mask &= column <= row + first_block", symbol="_upstream"),
-        "trimmed": Lines(XATTN, first="[:, :q_blocks, :k_blocks], mask", symbol="_upstream"),
         "two_places": Lines(FIND, first="before = np.concatenate([np.zeros_like(kept)",
                             symbol="_upstream"),
         "index_0": Lines(FIND, first="chosen = np.where(", symbol="_upstream"),

@@ -453,7 +453,6 @@ READINGS = {
     "d13.b2": {
         "more_than_half": Lines(AGGREGATE, first="2 * votes > len(ballot.votes) * ballot.rows"),
         "group_any": Lines(AGGREGATE, first=".any(axis=1).sum(axis=1)"),
-        "not_padding": Lines(AGGREGATE, first="mass = sums[:, rows]"),
         "always": Lines(AGGREGATE, first='for block, why in ((0, "safety_first")'),
         "asking_share": 12.5,
         "hides": "ruler_niah",

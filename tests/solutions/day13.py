@@ -65,8 +65,8 @@ ANSWERS = {
         "or a loose bound)."
     ),
     "d13.b2": (
-        "`2 * votes > …` decides; the any over the group's axis makes ballots; sums[:, rows] "
-        "leaves padding out of the masses; the loop over (0, -1) in _listed forces first and "
+        "`2 * votes > …` decides; the any over the group's axis makes ballots; "
+        "the loop over (0, -1) in _listed forces first and "
         "last. In a chunk of 8 query blocks the last row has at most 1/8 = 12.5 % of the votes. "
         "The number that hides the loss is ruler_niah, 100 % passed: its answers are written by "
         "exact decode, its rule passes from 0.5 on, and its needle is found by decode whatever "

@@ -91,6 +91,6 @@ EXERCISES = [
     Reading("d12.b2", parts=("strict", "ties", "tau_one", "visible_only", "padding_rows",
                              "if_at_most"), auto=2),
     Exercise("d12.a3", function="masses_with_an_extra_block", cases=_extra_cases, seconds=5.0),
-    Reading("d12.b3", parts=("future", "trimmed", "two_places", "index_0", "extra_rows", "none_at"),
+    Reading("d12.b3", parts=("future", "two_places", "index_0", "extra_rows", "none_at"),
             auto=2),
 ]

@@ -88,7 +88,7 @@ EXERCISES = [
                              "notes_share", "not_for_decode"), auto=2),
     Exercise("d13.a2", function="one_list", cases=_list_cases,
              replaces=("course_lib.prefill.aggregate.aggregate",), seconds=3.0),
-    Reading("d13.b2", parts=("more_than_half", "group_any", "not_padding", "always",
+    Reading("d13.b2", parts=("more_than_half", "group_any", "always",
                              "asking_share", "hides"), auto=2),
     Exercise("d13.a3", function="score_run", cases=_score_cases,
              replaces=("course_lib.lab.ruler.match",), seconds=3.0),
