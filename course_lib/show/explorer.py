@@ -200,6 +200,8 @@ class Explorer(VBox):
 
     def _move(self, name: str, value: Any) -> None:
         control = self.controls[name]
+        if value is None:  # a list would take it for "nothing chosen"
+            raise ValueError(f"{name} cannot be None.")
         try:
             control.value = value
         except Exception as error:

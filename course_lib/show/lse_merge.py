@@ -47,8 +47,6 @@ class LseMergeExplorer(Explorer):
                  head: int = 0) -> None:
         self.engine = engine or shipped_engine()
         config = self.engine.config
-        if merged is not None and merged > parts:
-            raise ValueError(f"merged must be at most parts, {parts}, not {merged}.")
         super().__init__({
             "source": dropdown("source", {"six numbers": "toy", "a head of the model": "model"},
                                source, "whose query, keys and values"),
@@ -59,6 +57,8 @@ class LseMergeExplorer(Explorer):
             "layer": number("layer", config.num_hidden_layers - 1, layer, "layer of the model"),
             "head": number("query head", config.num_attention_heads - 1, head, "query head"),
         })
+        if merged is not None and merged > parts:
+            raise ValueError(f"merged must be at most parts, {parts}, not {merged}.")
         self._fit()
 
     def adjust(self, name: str) -> None:

@@ -34,6 +34,7 @@ TOY_VALUES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 
 SOURCES = {"six numbers": "toy", "a head of the model": "model"}
 SEEDS = 10
+LARGEST = 1_000_000  # of a toy's numbers: the picture's scales and the text end there
 _TABLE_ROWS = 8  # up to so many tokens are listed one by one
 
 
@@ -60,8 +61,7 @@ class OnlineSoftmaxExplorer(Explorer):
         layer: int | None = None, head: int | None = None,
     ) -> None:
         self._engine, self._tokens = engine, tokens
-        self._toy = np.array(scores, np.float32), np.array(values, np.float32)[:, None]
-        trace_online_softmax(*self._toy)  # refuse a toy that does not fit before anything shows
+        self._toy = toy_stream(scores, values)
         config = self._model.config
         choose = dropdown("scores", SOURCES, source, "where the scores and values come from")
         layer, head = self._place(layer, head)
@@ -150,6 +150,26 @@ class OnlineSoftmaxExplorer(Explorer):
 
     def describe(self, result: dict[str, Any]) -> str:
         return describe(result)
+
+
+def toy_stream(scores: Any, values: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A reader's own scores [n] and values, float32 [n] and [n, 1], refused before anything shows.
+
+    A score of -inf marks a masked token. Raises ValueError.
+    """
+    held = {}
+    for name, numbers in (("scores", scores), ("values", values)):
+        try:
+            array = np.array(numbers, np.float64)
+        except (TypeError, ValueError):
+            array = np.empty((0, 0))
+        sizes = np.abs(array[array != -np.inf] if name == "scores" else array)
+        if array.ndim != 1 or not (sizes <= LARGEST).all():
+            raise ValueError(f"{name} must be a list of numbers from {-LARGEST:,} to {LARGEST:,}"
+                             f"{', or -inf for a masked token' if name == 'scores' else ''}.")
+        held[name] = array.astype(np.float32)
+    trace_online_softmax(held["scores"], held["values"][:, None])  # refuses two lengths
+    return held["scores"], held["values"][:, None]
 
 
 def describe(r: dict[str, Any]) -> str:

@@ -147,7 +147,7 @@ class OnlineSoftmaxPicture:
         final = float(r["out"][c])
         self._final.set_ydata([final, final])
         known = so_far[np.isfinite(so_far)]
-        low, high = min(final, float(known.min())), max(final, float(known.max()))
+        low, high = float(known.min(initial=final)), float(known.max(initial=final))
         room = 0.12 * (high - low) or 1.0
         self._output_ax.set_ylabel(f"A/S, component {c}" if r["source"] == "model" else "A/S")
         self._output_ax.set_xlim(0.4, n + 0.6)

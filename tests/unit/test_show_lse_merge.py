@@ -75,6 +75,14 @@ def test_the_twin_prints_what_the_picture_shows(explorer):
 
 def test_wrong_start_values_are_refused(shipped_engine):
     for wrong in ({"source": "real"}, {"parts": 5}, {"order": "random"}, {"merged": 3},
-                  {"layer": 3}, {"head": 4}, {"merged": 0}):
+                  {"layer": 3}, {"head": 4}, {"merged": 0}, {"merged": "2"}, {"merged": []}):
         with pytest.raises(ValueError):
             LseMergeExplorer(shipped_engine, **wrong)
+
+
+@pytest.mark.parametrize("name", ["source", "parts", "order", "merged", "layer", "head"])
+def test_nothing_is_no_setting_and_moves_nothing(explorer, name):
+    before = explorer.params
+    with pytest.raises(ValueError, match=f"{name} cannot be None"):
+        explorer.set(**{name: None})
+    assert explorer.params == before and explorer.set(**before).params == before

@@ -133,6 +133,25 @@ def test_a_masked_stream_and_wrong_arguments(engine):
         explorer.set(read=3)
 
 
+def test_a_stream_of_masked_tokens_alone_is_drawn(engine):
+    explorer = OnlineSoftmaxExplorer(engine, scores=(-np.inf,) * 2, values=(1, 2))
+    assert explorer.png() and explorer.compute()["out"] == 0
+
+
+@pytest.mark.parametrize("numbers", [(np.nan, 1), (np.inf, 1), (1e39, 1), ("a", 1), (1j, 1), 1,
+                                     None, ((1, 2), (3, 4)), ((1,), (2, 3))], ids=repr)
+@pytest.mark.parametrize("name", ["scores", "values"])
+def test_a_toy_that_is_no_list_of_numbers_is_refused_in_words(engine, name, numbers):
+    toy = {"scores": (1, 2), "values": (1, 2), name: numbers}
+    with pytest.raises(ValueError, match=f"^{name} must be a list of numbers from"):
+        OnlineSoftmaxExplorer(engine, **toy)
+
+
+def test_masked_is_a_score_not_a_value(engine):
+    with pytest.raises(ValueError, match="^values must be a list of numbers"):
+        OnlineSoftmaxExplorer(engine, scores=(1, 2), values=(-np.inf, 2))
+
+
 def test_equal_settings_give_equal_bytes_and_no_new_artists(engine, explorer):
     explorer.set(source="toy", order="reversed", read=4)
     again = OnlineSoftmaxExplorer(engine, order="reversed", read=4)
