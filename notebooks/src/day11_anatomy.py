@@ -9,7 +9,7 @@ come again below.
 at a time · tell damage done while reading a prompt from damage done while answering · read an importance
 map, and say what a repair repairs and what it costs.
 
-**Time** 90 minutes, six exercises. This day is the course's own. It examines a run that article 10-2 of
+**Time** 90 minutes: about 40 to read and run, 50 for the six exercises. This day is the course's own. It examines a run that article 10-2 of
 the series 《0.8MB 跑通 Qwen》 published, with the shipped model and hundreds of prompts. A small model
 is not the article's 2B model: where the two may differ, the text says so.
 
@@ -159,8 +159,10 @@ Never "0 %" without its end: 0 of 200 still allows 1.9 %. The function is
 200 prompts, prefill exact, only the number of blocks that decode reads changes. "Answer perplexity" says how
 surprised the model is by the *right* answer (1 = certain of it).
 
-**Predict** two things before you move $k$: where does recall fall off? And does the *text* break at the same
-$k$, or at another one?
+The thick line is the case; the grey ones are set-ups of 11-2 and 11-3. (Prompt 0 of a recorded run asks Freya's
+food, not Zara's.)
+
+**Predict** before you move $k$: where does recall fall off? Does the *text* break at the same $k$?
 """
 
 # %%
@@ -188,16 +190,15 @@ Three regimes, not two:
 * $k = 2$: **fluent and wrong**. A tidy sentence about the right person, with another value;
 * $k = 1$: **babble**. The perplexity grows thirtyfold.
 
-The recall falls between 4 and 2. The *language* falls between 2 and 1. Two falls, so perhaps two causes.
-(Some wrong answers are right by luck: many values come from a list of 24, so expect a few percent of hits
-from a model that guesses well. Do not explain them.)
+The recall falls between 4 and 2, the *language* between 2 and 1. Two falls, so perhaps two causes.
+(A few percent of hits are luck: many values come from a list of 24. Do not explain them.)
 """
 
 # %% [markdown] course={"id": "d11.a1", "kind": "A", "role": "card"}
 r"""
 ### Exercise 11-1 A · the critical k
 
-15 minutes · difficulty 2/3 · 6 points · about 12 lines
+10 minutes · difficulty 2/3 · 6 points · about 12 lines
 
 The article asks its readers for the critical $k$ (召回临界 k) of their own prompts. Find it so that it can
 be defended. `records` is a list of `{"k": 4, "recalled": True}`, in any order; `"k"` may be `"exact"`,
@@ -222,7 +223,7 @@ Count hits and trials per $k$ in a dict. Walk from the largest $k$ down, and sto
 </details>
 """
 
-# %% course={"id": "d11.a1", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d11.a1", "kind": "A", "role": "answer", "points": 6, "minutes": 10, "difficulty": 2}
 # EXERCISE d11.a1
 def critical_k(records, floor=0.9, z=1.96):
     """Return the smallest k from which on recall is surely at least `floor`, or None.
@@ -254,8 +255,8 @@ for name, run in {"exact prefill": "needle_k_sweep", "importance off": "needle_n
 # %% [markdown]
 r"""
 With exact prefill 188 of 200 at $k = 4$ are 94 %, and still not enough to *claim* 90 %: the interval begins at
-89.8 %. And no $k$ up to 32 passes under one flag. The two variants without the old importance pass with half as many blocks. Something is wrong with importance, and something else
-with the flag.
+89.8 %. No $k$ up to 32 passes under one flag. The two variants without the old importance pass with half as many blocks.
+Something is wrong with importance, and something else with the flag.
 
 ### The life of a lost block
 
@@ -290,7 +291,7 @@ answering model need?
 
 ### Force one block at a time
 
-Four arms, 100 prompts, prefill exact, $k = 1$. To the one chosen block we add: nothing · the needle's
+Four arms, 100 prompts, prefill exact, $k = 1$ (ppl is the answer perplexity). To the one chosen block we add: nothing · the needle's
 blocks · the last block, where the question and the words written so far stand · both.
 
 **Predict**: which arm names the food? Which arm writes sentences?
@@ -318,11 +319,11 @@ This is the first separation, and it is inside decode alone:
 * **Without the needle's block the value is lost.** Fluent and wrong.
 * **Without the last block the language is lost.** The model cannot see the question, nor what it has just
   written, so it cannot continue a sentence. Adding the needle does not help: nobody asks for it any more.
-* With both, nearly everything is recalled, from 3 or 4 blocks of 65.
+* With both, nearly everything is recalled.
 
-So the *collapse* of $k = 1$ is not a lost needle. It is the rule that the article calls its insurance, "the last block is always kept"
-(最近一块永远保留), which at $k = 1$ with importance is off. With importance off, recency takes the one place: the last line reads the last
-block only, and babbles no more. It is merely wrong.
+So the *collapse* of $k = 1$ is not a lost needle. It is the article's insurance, "the last block is always kept"
+(最近一块永远保留), which at $k = 1$ with importance is off. The last line is the control: importance off, so recency takes the one place.
+It reads the last block only and babbles no more. It is merely wrong.
 
 ### Must k = 1 fail?
 
@@ -341,20 +342,19 @@ for arm in ("probe only, k 4", "probe only, k 2", "probe only, k 1", "probe only
 
 # %% [markdown]
 r"""
-One block of 65, 1.5 % of the cache, and the model answers. Different heads need different blocks: those that
-continue the sentence choose the last one, those that retrieve choose the needle's. Their queries know
-it; the shared importance array does not. **On this model $k = 1$ does not fail because one block is too
-little. It fails because of how the place is filled.** Would a 2B model survive it? Measure before you say so:
-a head of a larger model may spread its weight more widely.
+One block of 65, 1.5 % of the cache, and the model answers. Different heads need different blocks, and each query knows
+its own; the shared importance array does not. **On this model $k = 1$ does not fail because one block is too
+little. It fails because of how the place is filled.** A head of a larger model may spread its weight more widely: measure
+before you say the same of it.
 
-The last line probes all 32 keys of a block instead of 8. Some misses disappear. So the probe itself loses needles:
-the third suspect.
+The last line probes all 32 keys of a block instead of 8, and most misses disappear. The probe itself loses needles: the
+third suspect.
 
 ### What the probe misses
 
-Eight keys of 32 are sampled, at offsets 0, 4, …, 28. So a key is probed if its position is a multiple of 4. We take 50 prompts and
-move the needle by a few whole lines, until the first token of its value stands at a position that is 0, 1, 2, 3 modulo 4: same
-notes, same fact, 200 prompts. **Predict**: which remainder loses most?
+Eight keys of 32 are sampled, at offsets 0, 4, …, 28: a key is probed if its position is a multiple of 4. In 50 sets of notes
+we move the needle by a few lines, until its value begins at a position that is 0, 1, 2, 3 modulo 4: same notes, same fact.
+**Predict**: which remainder loses most?
 """
 
 # %%
@@ -368,44 +368,41 @@ rows = [r for r in offsets if r["arm"] == "probe only, k 1"]
 for rest in range(4):
     part = [r for r in rows if r["value_position"] % 4 == rest]
     print(f"          probe only, k 1, position mod 4 = {rest}: {rate(part)}")
+by_set = [sum(r["recalled"] for r in rows if r["index"] // 4 == notes) for notes in range(50)]
+print("          sets of notes recalled at 0, 1, 2, 3, 4 of the remainders:", np.bincount(by_set, minlength=5))
 
 # %% [markdown]
 r"""
-Less than one expects. At $k = 32$ the few losses all stand at 3 modulo 4 (day 10 looked into such a one, in the last place of its
-block). At small $k$ every remainder loses some, and the intervals overlap: this run does **not**
-show that the remainder matters there. A fact answers over several neighbouring keys, so one of them is nearly always probed; but a
-probed neighbour scores less than the best key, and where only one place is free, less is not enough. The last row is the control:
-with every key probed, no remainder loses a needle.
+Less than one expects. At $k = 32$ the three losses stand at 3 modulo 4. At small $k$ every remainder loses some, about equally
+many: this run does **not** show that the remainder matters there. The columns are the *same* 50 sets of notes, so
+these are not 200 independent prompts: never pool them into one interval. The last line shows why: most sets are recalled at every
+remainder, and four at none. A fact answers over several neighbouring keys (11-3 shows it), so one of them is nearly always
+probed; but it may score less than the best key, and where only one place is free, less is not enough. With every key probed,
+no needle is lost.
 
-So the probe's part in the failure is real and small: 14 of 100 at $k = 1$, and four times the probing takes it away.
+So the probe's part in the failure is real and small: 14 of 100 at $k = 1$, and four times the probing takes nearly all of it away.
 """
 
 # %% [markdown] course={"id": "d11.b1", "kind": "B", "role": "card"}
 r"""
 ### Exercise 11-1 B · why did the needle's block lose?
 
-20 minutes · difficulty 2/3 · 4 points
+6 minutes · difficulty 2/3 · 4 points
 
-Follow one number from prefill to the lost block. Open
-[prefill_attention.py](../course_lib/prefill_attention.py), [engine/decode.py](../course_lib/engine/decode.py)
-and [sparse.py](../course_lib/sparse.py) and cite the line
+Open `select_heads` in [sparse.py](../course_lib/sparse.py), and cite the line
 
-* `counted`: where the weights of one query are added to the sums (the NumPy definition);
-* `generated`: after which the tokens that the model writes hold importance 0 (the prompt's values are put
-  into an array of zeros);
 * `reserved`: that decides how many blocks importance takes, and which;
 * `no_place`: that gives the probe its places, at $k = 1$ none;
 * `no_recency`: whose condition is false at $k = 1$, so that the last block stays out.
 
-Numbers: `probe_rank`, the rank of the needle's block in the marked heads above · `places_k3`, the places
-that the probe fills at $k = 3$ (before recency) · `sure_k`, the smallest $k$ at which the best probe score is
-surely read.
+Numbers: `places_k3`, the places that the probe fills at $k = 3$ (before recency) · `sure_k`, the smallest $k$ at which
+the block with the best probe score is surely read.
 
 Then explain in three sentences, to a colleague who says "the needle's block was not important enough": what
 was lost at $k = 2$, what else at $k = 1$, and which single line you would question first.
 """
 
-# %% [markdown] course={"id": "d11.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 20, "difficulty": 2}
+# %% [markdown] course={"id": "d11.b1", "kind": "B", "role": "answer", "points": 4, "minutes": 6, "difficulty": 2}
 r"""
 <!-- ANSWER d11.b1 -->
 Answer: …
@@ -416,13 +413,10 @@ Evidence: path:first-last
 # %% course={"id": "d11.b1", "kind": "B", "role": "evidence"}
 # EVIDENCE d11.b1
 d11_b1 = {
-    "counted": "",  # "path:first-last"
-    "generated": "",
-    "reserved": "",
+    "reserved": "",  # "path:first-last"
     "no_place": "",
     "no_recency": "",
-    "probe_rank": None,  # a number
-    "places_k3": None,
+    "places_k3": None,  # a number
     "sure_k": None,
 }
 
@@ -468,7 +462,7 @@ other blocks are chosen by probe, so the share depends on the text: it has to be
 r"""
 ### Exercise 11-2 A · the blind share
 
-15 minutes · difficulty 2/3 · 6 points · about 8 lines
+12 minutes · difficulty 2/3 · 6 points · about 8 lines
 
 `selections` holds for every mini-batch of `batch` tokens the list of blocks that its queries may read, in any order,
 or `None` where the mini-batch is exact. `n` tokens in all; the last mini-batch may be short. A query at position
@@ -485,12 +479,12 @@ A position is blind exactly if even the *earliest* chosen block begins after it.
 
 <details><summary>Hint 2: two borders</summary>
 
-The earliest block may begin before the mini-batch (nobody is blind). It may also begin at its last token, or not exist.
+The earliest block may begin before the mini-batch (nobody is blind). It may also begin after its last token, or not exist.
 
 </details>
 """
 
-# %% course={"id": "d11.a2", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d11.a2", "kind": "A", "role": "answer", "points": 6, "minutes": 12, "difficulty": 2}
 # EXERCISE d11.a2
 def blind_fraction(selections, batch, n, block_size=32):
     """Return the share of n positions that attend to nothing, a float.
@@ -546,11 +540,9 @@ for prefill_name, decode_name, arm in (
 
 # %% [markdown]
 r"""
-Each cause alone is enough to lose most needles, and they look different. Decode's half breaks the text. Prefill's
-half leaves the text intact and the fact wrong. And line five is the test that tells them apart: **once the prompt was
-read at $k = 1$, forcing the needle into every step of decode brings back
-hardly more than exact decode finds.** The damage
-is in the cache.
+Each cause alone loses most needles, and they look different. Decode's half breaks the text. Prefill's
+half leaves the text intact and the fact wrong. Line five tells them apart: **once the prompt was read at $k = 1$, forcing the
+needle into every step of decode brings back hardly more than exact decode finds.** The damage is in the cache.
 
 The engine's author later made the same observation at 16K, on another model:
 """
@@ -615,11 +607,10 @@ not assign it. This is a strong correlation with a mechanism, not a second exper
 r"""
 ### Exercise 11-2 B · which sentence survives
 
-20 minutes · difficulty 3/3 · 5 points
+8 minutes · difficulty 3/3 · 5 points
 
 Cite the line
 
-* `one_flag`: in [lab/needle.py](../course_lib/lab/needle.py), where one flag becomes two numbers;
 * `last_chooses`: in [sparse_prefill.py](../course_lib/sparse_prefill.py), where the last token of each group chooses
   for all;
 * `clipped`: in the same file, where each query of the group is cut off at its own position;
@@ -634,11 +625,11 @@ Cite the line
 * `one_block_too_few`: one block per head is too little, whichever block it is;
 * `decode_alone`: the published collapse at $k = 1$ can be blamed on decode alone.
 
-Then write the correction as you would send it to the author: what stands, what does not, with one number each, and one
-sentence on what your model cannot say about theirs. Be exact and polite.
+Then write the correction as you would send it to the author, in four sentences: what stands, what does not, with one number
+each, and what your model cannot say about theirs. Be exact and polite.
 """
 
-# %% [markdown] course={"id": "d11.b2", "kind": "B", "role": "answer", "points": 5, "minutes": 20, "difficulty": 3}
+# %% [markdown] course={"id": "d11.b2", "kind": "B", "role": "answer", "points": 5, "minutes": 8, "difficulty": 3}
 r"""
 <!-- ANSWER d11.b2 -->
 Answer: …
@@ -649,8 +640,7 @@ Evidence: path:first-last
 # %% course={"id": "d11.b2", "kind": "B", "role": "evidence"}
 # EVIDENCE d11.b2
 d11_b2 = {
-    "one_flag": "",  # "path:first-last"
-    "last_chooses": "",
+    "last_chooses": "",  # "path:first-last"
     "clipped": "",
     "zeros": "",
     "locked": None,  # True or False
@@ -701,7 +691,7 @@ the question.
 r"""
 ### Exercise 11-3 A · the importance map
 
-15 minutes · difficulty 2/3 · 6 points · about 8 lines
+8 minutes · difficulty 2/3 · 6 points · about 8 lines
 
 `weights` is float32 `[layers, heads, n, n]`: row $i$ of a head holds the weights of the query at position $i$. Return
 float32 `[layers, n_blocks]`: for each layer the weight that each **block** received from the last `window` queries of
@@ -729,7 +719,7 @@ Queries are axis 2 (who looks), positions axis 3 (who is looked at).
 </details>
 """
 
-# %% course={"id": "d11.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 15, "difficulty": 2}
+# %% course={"id": "d11.a3", "kind": "A", "role": "answer", "points": 6, "minutes": 8, "difficulty": 2}
 # EXERCISE d11.a3
 def importance_map(weights, window=None, block_size=32):
     """Return float32 [layers, n_blocks], the weight that blocks received from the last queries.
@@ -746,9 +736,8 @@ check("d11.a3", importance_map)
 # %% [markdown]
 r"""
 Real weights: a prompt of 515 tokens, short enough to hold every weight of every head. Your map (or ours) against the
-engine's own sums. The engine never holds all weights: it adds them up tile by tile, as the NumPy definition under the numbers
-does. Its loop over rows looks slow, and it is; the *order* of float32 additions is part of the definition, or two machines would
-disagree about a tie.
+engine's own sums, which are added up tile by tile, as in the NumPy definition under the numbers. Its loop over rows is slow,
+but the *order* of float32 additions must be fixed, or two machines would disagree about a tie.
 """
 
 # %%
@@ -805,9 +794,9 @@ ImportanceMapExplorer(engine, queries="the answer's", columns="tokens", k=4)
 r"""
 The heads do not only look at "ramen". They find the fact by its last words ("food", "is") and read the value and what follows it.
 
-In this model hardly anybody looks for the fact while the prompt is being read. The prompt ends in "assistant"; the food is
-looked up a few tokens later, when the answer has begun. The map that would have helped can only be drawn
-when the answer no longer needs it. (The bottom line is the one flag's map: eight blocks tie, rounding chooses.)
+While the prompt is being read, hardly anybody looks for the fact. The food is looked up when the answer has begun: the map
+that would have helped can only be drawn when the answer no longer needs it. (The last line of the numbers above is the one
+flag's map: eight blocks tie.)
 
 Is that one prompt's luck? 50 notes, three positions. A rank alone misleads, since a sum depends on how old a block is and how far
 from those who ask. So there is a control: the *same block of the same notes while the needle stands elsewhere*. With
@@ -817,26 +806,31 @@ three.
 
 # %%
 ranked = load_run("needle_ranks")["records"]
-print("recorded, 50 notes: median rank of the needle's block among 65 | more than with the needle elsewhere, × how much")
+print("recorded, 50 sets of notes: median rank of the needle's block among 65 | more than with the needle elsewhere, × how much")
 for rule in ("all queries", "last 256", "last 64", "last 13", "last 1", "answer"):
     rows = [r for r in ranked if r["arm"] == rule]
     medians = "  ".join(f"at {p}: {np.median([r['rank'] for r in rows if r['position'] == p]):4.1f}"
                         for p in (0.25, 0.5, 0.75))
     above = [{"recalled": r["above_control"]} for r in rows]
     print(f"{rule:11s} {medians} | {rate(above)}  × {fmt(np.median([r['lift'] for r in rows]))}")
+fewest = min(sum(r["above_control"] for r in ranked if r["arm"] == rule) for rule in {r["arm"] for r in ranked})
+low, high = intervals.wilson(fewest // 3, 50)
+print(f"the lowest row, counted as 50: {fewest // 3}/50  [{percent(low)} … {percent(high)}]")
 for what in ("exact_all_queries_pos50", "exact_last_window_pos50"):
     row = quoted("needle_rank_16k", what)
     print(f"quoted  {what}: {row.value} ({row.unit})  [{row.conditions}; {row.source}]")
 
 # %% [markdown]
 r"""
-So the needle does leave a trace in most rows, clearest for the last query alone: its block beats both controls more often than one time
-in three. But look at the size in the last column. A few percent more weight, in an array where block 0 holds seven times the average,
-moves nobody to the front: the *ranks* still follow age and distance. Importance is not blind to the question. It is too faint. The answer's queries, at the bottom, are what a
-signal looks like.
+First a caution: the 150 are 50 sets of notes at three places each, not 150 independent prompts, so the pooled intervals are too
+narrow; but even the lowest row, counted as 50, stays above one in three.
 
-The quoted lines tell of a model in which the last window *did* find the needle, 148 → 6. We see no contradiction: a larger model may
-look up the fact while it reads the question, ours does it later. But a rank alone cannot tell "the question found it" from "this
+So the needle does leave a trace in every row. But look at its size, in the last column: a few percent more weight move nobody to
+the front, and the *ranks* still follow age and distance. Importance is not blind to the question. It is too faint. The
+answer's queries, at the bottom, are what a signal looks like.
+
+In the quoted model the last window *did* find the needle, 148 → 6. That is no contradiction: a larger model may
+look up the fact while it reads the question. But a rank alone cannot tell "the question found it" from "this
 window prefers this region". **If you report such a rank, report the same block without the needle.**
 
 ### A window of n mod 256
@@ -855,7 +849,7 @@ can now predict: **whose place does the window reserve?**
 
 ### Repair one: windowed importance
 
-50 needles at three positions, exact prefill, small $k$. The window is 1, 13, 64 or 256 queries; "all queries" and "off" are
+The same 50 sets of notes, needle at three positions, exact prefill, small $k$. The window is 1, 13, 64 or 256 queries; "all queries" and "off" are
 the two controls. **Predict** which windows rescue $k = 2$. (Hint: where does the last window of 13 tokens look most? And
 one of 64 tokens?)
 """
@@ -866,20 +860,24 @@ for rule in ("all queries", "off", "last 1", "last 13", "last 64", "last 256"):
     cells = [rate([r for r in windows if r["arm"] == f"{rule}, k {k}"]) for k in (4, 2)]
     print(f"recorded  {rule:11s}  k = 4 {cells[0]}   k = 2 {cells[1]}")
 texts = {rule: [r["text"] for r in windows if r["arm"] == f"{rule}, k 2"] for rule in ("off", "last 1", "last 13")}
+hits = {r["index"] // 3 for r in windows if r["arm"] == "all queries, k 2" and r["recalled"]}
+print(f"k = 2, all queries: the hits come from {len(hits)} of 50 sets: {percent(intervals.wilson(len(hits), 50)[0])} … "
+      f"{percent(intervals.wilson(len(hits), 50)[1])}")
 for rule in ("last 1", "last 13"):
     print(f"k = 2: {sum(a == b for a, b in zip(texts['off'], texts[rule], strict=True))} of {len(texts['off'])} "
           f"texts of {rule!r} equal those with importance off")
 
 # %% [markdown]
 r"""
-Windows of 1 and 13 rescue $k = 2$, those of 64 and 256 do not. No window ranks the needle well, so that is not the reason.
+Again these are 50 sets at three places each, and the pooled intervals are too narrow: the 3 of 150 are *one* set, a lucky one
+at all its places. The contrast survives: windows of 1 and 13 rescue $k = 2$, those of 64 and 256 do not. No window ranks the needle well, so that is not the reason.
 The reason is the reserved place. The last 13 tokens look most at their own block, the **last** one: it gets the reserved
 place, recency finds it already there, and the probe keeps its one place. The last 64 look most at the block in
 front of it. Then recency must still bring in the last block, and throws out the needle, as before.
 
 The control says it more sharply: with windows of 1 and 13 *every* text equals the one with importance off. **On this model
-windowed importance repairs by doing no harm.** A repair that works for another reason than the one it was built for can stop
-working without notice. Where would it? Where the window's favourite is not the block that decode writes into. At 2,112 tokens the
+windowed importance repairs by doing no harm.** Such a repair can stop working without notice. Where? Where the window's
+favourite is not the block that decode writes into. At 2,112 tokens the
 window holds 64 queries, and decode begins a new block. **Predict**, then run:
 """
 
@@ -917,11 +915,11 @@ for position in (0.5, 0.8):
 # %% [markdown]
 r"""
 The facts come back: at 0.5 of the text with every smaller group, at 0.8 step by step. Even prefill $k = 1$ in groups of 32, where
-each token reads nothing but its own block, keeps three facts of four: a sentence usually lies in one block. And "both 32, group
-8" is sparse in *both* phases and loses next to nothing. Sparse prefill was not the fault; one choice for 256 queries was.
+each token reads only its own block, keeps three facts of four. And "both 32, group 8" is sparse in *both* phases and
+loses next to nothing. Sparse prefill was not the fault; one choice for 256 queries was.
 
-Note the two positions. At 0.5 a set of 32 blocks is harmless up to token 1,024 (there are no more), and a third of the needles stand
-just before that border. *Measure a repair where the damage is.*
+Note the two positions: at 0.5 a third of the needles stand before token 1,024, where 32 blocks are all there are. *Measure a
+repair where the damage is.*
 
 What do the repairs cost? Exact prefill (repair nought: take prefill off the flag) costs the whole attention over the
 prompt. Windowed importance costs nothing. And groups? Every group probes every block before it.
@@ -932,7 +930,7 @@ prompt. Windowed importance costs nothing. And groups? Every group probes every 
 for length in (2061, 8192):
     whole = prefill_damage.prefill_work(length)["attend"]
     print(f"derived  n = {length}, k = 32, in percent of exact prefill attention")
-    for size in (256, 64, 32, 8, 4, 1):
+    for size in (256, 32, 8, 4, 1):
         work = prefill_damage.prefill_work(length, 32, size)
         print(f"  group {size:3d}: probes {100 * work['probe'] / whole:5.1f}  attention at most "
               f"{100 * work['attend'] / whole:5.1f}  together {100 * sum(work.values()) / whole:5.1f}")
@@ -964,24 +962,22 @@ group. *A count tells you the order of a cost; its size you have to time.*
 r"""
 ### Exercise 11-3 B · what a repair costs
 
-20 minutes · difficulty 3/3 · 4 points
+6 minutes · difficulty 3/3 · 4 points
 
 Cite the line
 
 * `window_rule`: in [engine/prefill.py](../course_lib/engine/prefill.py), that turns $n$ into the default window;
-* `window_skips`: in [prefill_attention.py](../course_lib/prefill_attention.py), where a query before the window is
-  left out of the sums;
 * `group_splits`: in [sparse_prefill.py](../course_lib/sparse_prefill.py), that cuts a mini-batch into groups;
 * `group_pays`: in the same file, where a group pays for its choice: the scores of all blocks so far.
 
-Numbers: `g8_extra`, the quoted extra prefill time of groups of 8, in percent to three digits · `window_2304`: the default
-window at 2,304 tokens · `selections_g8`: how many selections per head and layer groups of 8 make for 2,061 tokens.
+Numbers: `g8_extra`, the quoted extra prefill time of groups of 8, in percent to three digits ·
+`selections_g8`: how many selections per head and layer groups of 8 make for 2,061 tokens.
 
-Then write the bill for the three repairs (exact prefill, windowed importance, groups): what each costs, what it repairs
-**here**, and what you would have to measure on your own model before you rely on it.
+Then write the bill for the three repairs (exact prefill, windowed importance, groups), two sentences each: what it costs, what it
+repairs **here**, and what you would measure on your own model before you rely on it.
 """
 
-# %% [markdown] course={"id": "d11.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 20, "difficulty": 3}
+# %% [markdown] course={"id": "d11.b3", "kind": "B", "role": "answer", "points": 4, "minutes": 6, "difficulty": 3}
 r"""
 <!-- ANSWER d11.b3 -->
 Answer: …
@@ -993,11 +989,9 @@ Evidence: path:first-last
 # EVIDENCE d11.b3
 d11_b3 = {
     "window_rule": "",  # "path:first-last"
-    "window_skips": "",
     "group_splits": "",
     "group_pays": "",
     "g8_extra": None,  # a number
-    "window_2304": None,
     "selections_g8": None,
 }
 
@@ -1008,13 +1002,13 @@ check("d11.b3", d11_b3)
 r"""
 ## The verdict
 
-| suspect | what was changed, nothing else | recalled | verdict |
+| suspect | what was changed, nothing else | measured | verdict |
 |---|---|---|---|
 | the last block is not read at $k = 1$ | + last block | 0 % → 1 %; perplexity 228 → 7.7 | breaks the **language** |
 | importance holds the needle's place | + last block → + needle too | 1 % → 94 % | loses the **value** |
 | the probe misses keys | probe only, 8 → 32 probes | 86 % → 99 % | real, and small |
 | prefill is blind at $k = 1$ | exact decode on its cache | 100 % → 25 % | breaks the **cache**; no decode can mend it |
-| importance follows age | same block, needle elsewhere | rank 32 → 32 | too faint to reserve a place for anything |
+| importance follows age | same block, needle elsewhere | its weight × 1.02 | too faint to reserve a place for anything |
 
 What survives of the published explanation: at $k = 1$ the one place *is* locked by importance and the probe *has* none. What does
 not: that the tail is most important (it is the head; under the one flag, eight blocks that tie), that the last block is always kept,

@@ -58,6 +58,8 @@ def _critical_groups() -> list[Group]:
               "the smaller ones do.",
               [_k_case("hole", {32: (100, 100), 16: (70, 100), 8: (100, 100), 4: (100, 100)}),
                _k_case("largest fails", {32: (50, 100), 8: (100, 100)}),
+               _k_case("no powers of two", {48: (90, 90), 12: (90, 90), 7: (90, 90),
+                                            5: (10, 90), 3: (90, 90)}),
                _k_case("two holes", {64: (100, 100), 32: (100, 100), 16: (1, 100), 8: (100, 100),
                                      4: (2, 100), 2: (100, 100)}, 0.8)]),
         Group("arguments", 1, "floor and z are arguments, and trials differ from k to k.",
@@ -105,6 +107,14 @@ def _largest_that_passes(records, floor=0.9, z=1.96):
 
 def _exact_counts(records, floor=0.9, z=1.96):
     return _critical(records, floor, z, exact_counts=True)
+
+
+def _powers_of_two(records, floor=0.9, z=1.96):
+    usual = (1, 2, 4, 8, 16, 32, 64)
+    known = [r for r in records if r["k"] in usual]
+    if not known and any(r["k"] != "exact" for r in records):
+        return None
+    return _critical(known, floor, z)
 
 
 def _none_without_a_k(records, floor=0.9, z=1.96):
@@ -179,7 +189,9 @@ def _blind_groups() -> list[Group]:
               [_blind_case(f"draw {i}", drawn(900 + i, 128, 32, 3), 128, 900 + i)
                for i in range(3)]
               + [_blind_case("inside a block", [[1]], 64, 40), _blind_case("far", [[3], [0]], 128,
-                                                                           200)]),
+                                                                           200),
+                 _blind_case("after the mini-batch", [[9], [0]], 256, 512),
+                 _blind_case("begins inside a block", [[0], [2], [3]], 48, 144)]),
         Group("exact and empty", 1, "None is a mini-batch in which everybody sees; an empty list "
               "one in which nobody does.",
               [_blind_case("all exact", [None, None], 64, 100),
@@ -259,6 +271,25 @@ def _no_questions_asked(selections, batch, n, block_size=32):
                for p, s in enumerate(rows)) / max(n, 1)
 
 
+def _not_clipped(selections, batch, n, block_size=32):
+    """Counts up to the earliest block, be it after the mini-batch."""
+    _checked(selections, batch, n)
+    return sum(0 if s is None else max(0, min(s) * block_size - i * batch) if s
+               else min(batch, n - i * batch) for i, s in enumerate(selections)) / n
+
+
+def _whole_blocks(selections, batch, n, block_size=32):
+    """Takes every mini-batch to begin with a block."""
+    _checked(selections, batch, n)
+    blind = 0
+    for i, s in enumerate(selections):
+        length = min(batch, n - i * batch)
+        if s is not None:
+            before = min(s) - i * batch // block_size if s else length
+            blind += min(length, max(0, before) * block_size)
+    return blind / n
+
+
 def _off_by_one(selections, batch, n, block_size=32):
     _checked(selections, batch, n)
     return sum(s is not None and (not s or min(s) * block_size >= p)
@@ -319,6 +350,7 @@ def _map_groups() -> list[Group]:
               [Case("window 0", (_weights(1, 1, 4, 6), 0, 2), raises=ValueError),
                Case("window -1", (_weights(1, 1, 4, 6), -1, 2), raises=ValueError),
                Case("block 0", (_weights(1, 1, 4, 6), None, 0), raises=ValueError),
+               Case("block -1", (_weights(1, 1, 4, 6), None, -1), raises=ValueError),
                _map_case("left alone", _weights(1, 2, 6, 7), 2, 3)]),
     ]
 
@@ -371,6 +403,14 @@ def _small_windows_only(weights, window=None, block_size=32):
     return _by_block(weights[:, :, first:].sum(axis=(1, 2)), block_size)
 
 
+def _block_unchecked(weights, window=None, block_size=32):
+    """range refuses a step of 0 with a ValueError, but not one of -1."""
+    if window is not None and window < 1:
+        raise ValueError("window")
+    counted = weights[:, :, -min(window or weights.shape[-1], weights.shape[-1]) :]
+    return _by_block(counted.sum(axis=(1, 2)), block_size)
+
+
 def _double(weights, window=None, block_size=32):
     return _map(weights, window, block_size).astype(np.float64)
 
@@ -405,6 +445,7 @@ HIDDEN = [
         "smallest that passes": _smallest_that_passes,
         "largest that passes": _largest_that_passes,
         "exact counts": _exact_counts,
+        "powers of two": _powers_of_two,
         "None without a k": _none_without_a_k,
         "strictly above": _strictly_above,
     }),
@@ -419,6 +460,8 @@ HIDDEN = [
         "blocks of 32": _blocks_of_32,
         "counts, not shares": _counts_not_shares,
         "no questions asked": _no_questions_asked,
+        "not clipped": _not_clipped,
+        "whole blocks": _whole_blocks,
         "off by one": _off_by_one,
     }),
     Hidden("d11.a3", groups=_map_groups, alternative=_map_by_einsum, mutants={
@@ -429,29 +472,26 @@ HIDDEN = [
         "full blocks only": _full_blocks_only,
         "window 0 is all": _window_zero_is_all,
         "small windows only": _small_windows_only,
+        "block unchecked": _block_unchecked,
         "float64 leak": _double,
         "layers summed": _layers_summed,
         "scales its input": _scales_what_it_is_given,
     }),
 ]
 
-PREFILL, DECODE = "course_lib/prefill_attention.py", "course_lib/engine/decode.py"
-SPARSE, BATCHES = "course_lib/sparse.py", "course_lib/sparse_prefill.py"
+PREFILL, SPARSE = "course_lib/prefill_attention.py", "course_lib/sparse.py"
+BATCHES = "course_lib/sparse_prefill.py"
 
 READINGS = {
     "d11.b1": {
-        "counted": Lines(PREFILL, first="sums[:width] += row"),
-        "generated": Lines(DECODE, first="padded[: len(importance)] = importance"),
         "reserved": Lines(SPARSE, first="first = _descending(importance)", symbol="select_heads"),
         "no_place": Lines(SPARSE, first="fill = rest[", symbol="select_heads"),
         "no_recency": Lines(SPARSE, first="if reserved < order.shape[1] < count",
                             symbol="select_heads"),
-        "probe_rank": 1,
         "places_k3": 1,
         "sure_k": 4,
     },
     "d11.b2": {
-        "one_flag": Lines("course_lib/lab/needle.py", first="if self.one_flag else self.prefill_k"),
         "last_chooses": Lines(BATCHES, first="chosen = [_choose(q[:, end - 1 - start]"),
         "clipped": Lines(BATCHES, first="seen = np.searchsorted(tokens, np.arange(first, end)"),
         "zeros": Lines(PREFILL, first="out = np.zeros_like(q)", symbol="_attend_tile"),
@@ -463,12 +503,10 @@ READINGS = {
     },
     "d11.b3": {
         "window_rule": Lines("course_lib/engine/prefill.py", first="n % MINIBATCH or MINIBATCH"),
-        "window_skips": Lines(PREFILL, first="for row in weights[seeing >= counted_from]"),
         "group_splits": Lines(BATCHES, first="pairs += [(g, min(g + size, batch_end))"),
         "group_pays": [Lines(BATCHES, first="return select_heads(probe_heads(q, rows"),
                        Lines(BATCHES, first="chosen = [_choose(q[:, end - 1 - start]")],
         "g8_extra": 13.8,
-        "window_2304": 256,
         "selections_g8": 258,
     },
 }

@@ -48,14 +48,13 @@ def importance_map(weights, window=None, block_size=32):
 
 
 ANSWERS = {
-    "d11.b1": "Prefill adds every query's weights to the sums, so early positions collect from "
-    "all later queries; generated tokens hold 0. Importance reserves (k + 1) // 2 blocks, at k = 1 "
-    "the only one; the probe fills k - reserved = 0 places although the needle's block had rank 1, "
-    "and recency's condition reserved < chosen is false, so the last block stays out. At k = 2 the "
+    "d11.b1": "Importance reserves (k + 1) // 2 blocks, at k = 1 the only one; the probe fills "
+    "k - reserved = 0 places although the needle's block had rank 1, and recency's condition "
+    "reserved < chosen is false, so the last block stays out. At k = 2 the "
     "one probe place goes to the last block: the value is lost; at k = 1 the last block is lost "
     "too, and with it the language. k = 4 is the first with a probe place that recency does not "
     "take. "
-    "Rubric: 1 point: the chain from the sums to the reservation, in the right order, with what "
+    "Rubric: 1 point: the chain from the reservation to the lost block, in order, with what "
     "the probe had found; 1 point: two losses told apart, the needle's block at k = 2 and the last "
     "block at k = 1, and a line to question (budget rounded up, or recency that needs a probe "
     "block).",

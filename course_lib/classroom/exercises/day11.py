@@ -62,14 +62,13 @@ def _importance_map_cases() -> list[Case]:
 EXERCISES = [
     Exercise("d11.a1", function="critical_k", cases=_critical_k_cases,
              replaces=("course_lib.lab.intervals.critical_k",), seconds=3.0),
-    Reading("d11.b1", parts=("counted", "generated", "reserved", "no_place", "no_recency",
-                             "probe_rank", "places_k3", "sure_k"), auto=2),
+    Reading("d11.b1", parts=("reserved", "no_place", "no_recency", "places_k3", "sure_k"), auto=2),
     Exercise("d11.a2", function="blind_fraction", cases=_blind_cases,
              replaces=("course_lib.lab.prefill_damage.blind_fraction",), seconds=3.0),
-    Reading("d11.b2", parts=("one_flag", "last_chooses", "clipped", "zeros", "locked", "tail",
+    Reading("d11.b2", parts=("last_chooses", "clipped", "zeros", "locked", "tail",
                              "needle_suffices", "one_block_too_few", "decode_alone"), auto=2),
     Exercise("d11.a3", function="importance_map", cases=_importance_map_cases,
              replaces=("course_lib.lab.importance_map.importance_map",), seconds=3.0),
-    Reading("d11.b3", parts=("window_rule", "window_skips", "group_splits", "group_pays",
-                             "g8_extra", "window_2304", "selections_g8"), auto=2),
+    Reading("d11.b3", parts=("window_rule", "group_splits", "group_pays", "g8_extra",
+                             "selections_g8"), auto=2),
 ]
