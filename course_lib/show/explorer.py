@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from ipywidgets import HTML, HBox, Layout, VBox, Widget
+from ipywidgets import HTML, HBox, IntSlider, Layout, VBox, Widget
 from matplotlib.figure import Figure
 
 from course_lib.show.picture import base64_text, bundle, png_bytes
@@ -42,7 +42,7 @@ class Explorer(VBox):
 
     A subclass passes its controls to `__init__` by parameter name and defines
 
-    * `compute(**params) -> dict`: the numbers; reads no widget and changes nothing that shows;
+    * `compute(**params) -> dict`: the numbers; reads no control's value, changes nothing that shows;
     * `drawing`: a class whose objects have a `figure`, made once in the course's style, and
       `draw(result)`, which moves its artists (or `make_figure` and `draw` themselves);
     * `describe(result) -> str`: the text twin; it prints every number that the picture shows;
@@ -130,6 +130,20 @@ class Explorer(VBox):
 
     def adjust(self, name: str) -> None:
         """Called after control `name` moved, before `compute`: fit the options of others."""
+
+    def check_choices(self, **params: Any) -> None:
+        """For `compute`, which a lesson calls with values of its own: ValueError for one that the
+        control of that name does not offer."""
+        for name, value in params.items():
+            control = self.controls[name]
+            if isinstance(control, IntSlider):
+                offered: Sequence[Any] = range(control.min, control.max + 1)
+                known = f"{control.min} to {control.max}"
+            else:
+                offered = [choice for _, choice in control.options]
+                known = ", ".join(map(str, offered))
+            if value not in offered:
+                raise ValueError(f"{name} {value!r} is unknown; use one of {known}.")
 
     def react(self) -> None:
         """Called when the reader moved a control; slow explorers show something early here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from course_lib.arrays import positive_int
 from course_lib.engine import Engine
 from course_lib.kvcache import kv_bytes_per_token
 from course_lib.show.controls import dropdown, steps
@@ -53,6 +54,8 @@ class KVLedgerExplorer(Explorer):
 
         Formats whose groups do not fit the head (q4 wants 64 values) are left out.
         """
+        self.check_choices(shape=shape, mirror=mirror)
+        layers, tokens = positive_int(layers, "layers"), positive_int(tokens, "tokens")
         heads, d = self._shapes[shape]
         count = layers * tokens
         f16, f32 = (count * kv_bytes_per_token(heads, d, name) for name in ("f16", "f32"))

@@ -87,6 +87,8 @@ class LseMergeExplorer(Explorer):
                 merged: int | None = None, layer: int = 0, head: int = 0) -> dict[str, Any]:
         """The parts' outputs and LSEs, their weights and shares, the running merge, and how far
         its end is from attention in one part; `same_bits`: as in ascending order."""
+        self.check_choices(source=source, parts=parts, order=order, layer=layer, head=head,
+                           merged=parts if merged is None else merged)
         study = self.study(source, parts, order, layer, head)
         ascending = self.study(source, parts, "ascending", layer, head)
         part_outs, lses = study.parts

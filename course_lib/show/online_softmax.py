@@ -26,7 +26,7 @@ from course_lib.show.online_softmax_picture import (
     last_step,
     order_name,
 )
-from course_lib.show.text import fmt
+from course_lib.show.text import fmt, plural
 
 TOY_SCORES = tuple(np.log(2) * k for k in (1, 0, 2, 0, 3, 3))
 """Six scores whose exponentials are 2, 1, 4, 1, 8, 8."""
@@ -114,15 +114,20 @@ class OnlineSoftmaxExplorer(Explorer):
 
         `component` is the output component that is shown, the largest one.
         """
+        self.check_choices(source=source)
+        if source == "model":
+            layer, head = self._place(layer, head)
+            self.check_choices(layer=layer, head=head)
         scores, v = self.stream(source, layer, head)
         ids = arrange(scores, order, seed)
         trace = trace_online_softmax(scores[ids], v[ids])
         n = len(scores)
         read = n if read is None else min(read, n)
+        if read < 0:
+            raise ValueError(f"read must be at least 0, not {read}.")
         component = int(np.abs(trace.out).argmax())
-        name = "six numbers" if source == "toy" and n == 6 else f"{n} toy tokens"
+        name = "six numbers" if source == "toy" and n == 6 else plural(n, "toy token")
         if source == "model":
-            layer, head = self._place(layer, head)
             name = f"layer {layer}, query head {head}, {n} tokens"
         return {
             "name": name, "source": source, "order": order, "seed": seed, "n": n, "read": read,

@@ -76,7 +76,10 @@ class RingTimelineExplorer(Explorer):
     def compute(self, source: str = "planned", slots: int = 2, load: int = 2, compute: int = 3,
                 loads: str = "even", handoff: float = 0, storage: str = "slow") -> dict[str, Any]:
         """Turns with and without a ring, and sums, in units or in milliseconds."""
+        self.check_choices(source=source, loads=loads, storage=storage)
         if source == "planned":
+            if not load and not compute:
+                raise ValueError("load and compute must not both be 0.")
             times = [load * (UNEVEN[i % len(UNEVEN)] if loads == "uneven" else 1)
                      for i in range(BLOCKS)]
             turns = ring_schedule(times, [compute] * BLOCKS, slots, handoff)

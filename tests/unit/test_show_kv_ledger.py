@@ -71,3 +71,10 @@ def test_wrong_arguments(explorer):
     with pytest.raises(ValueError):
         explorer.set(layers=5)
     assert explorer.params == before
+
+
+@pytest.mark.parametrize("wrong", [{"shape": "zz"}, {"layers": 0}, {"tokens": -1},
+                                   {"mirror": "kept"}], ids=repr)
+def test_compute_refuses_what_has_no_bytes(explorer, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        explorer.compute(**wrong)

@@ -86,3 +86,11 @@ def test_nothing_is_no_setting_and_moves_nothing(explorer, name):
     with pytest.raises(ValueError, match=f"{name} cannot be None"):
         explorer.set(**{name: None})
     assert explorer.params == before and explorer.set(**before).params == before
+
+
+@pytest.mark.parametrize("wrong", [{"source": "zz"}, {"parts": 0}, {"parts": 9}, {"order": "zz"},
+                                   {"source": "model", "layer": 9}, {"head": -1}, {"head": 1.5},
+                                   {"merged": 0}], ids=repr)
+def test_compute_refuses_what_no_control_offers(explorer, wrong):
+    with pytest.raises(ValueError, match="is unknown; use one of"):
+        explorer.compute(**wrong)

@@ -164,3 +164,13 @@ def test_equal_settings_give_equal_bytes_and_no_new_artists(engine, explorer):
         explorer.draw(result)
     assert len(explorer.figure.findobj()) == before
     assert all(c.description and c.tooltip for c in explorer.controls.values())
+
+
+@pytest.mark.parametrize("wrong", [{"source": "zz"}, {"order": "zz"},
+                                   {"source": "model", "layer": 9},
+                                   {"source": "model", "head": -1}], ids=repr)
+def test_compute_refuses_what_is_not_there(explorer, wrong):
+    with pytest.raises(ValueError, match="is unknown; use one of"):
+        explorer.compute(**wrong)
+    with pytest.raises(ValueError, match="read must be at least 0, not -1"):
+        explorer.compute(read=-1)

@@ -87,3 +87,10 @@ def test_wrong_start_values_are_refused(shipped_engine):
                   {"loads": "odd"}, {"handoff": 2}, {"storage": "tape"}):
         with pytest.raises(ValueError):
             RingTimelineExplorer(shipped_engine, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"source": "zz"}, {"loads": "zz"}, {"storage": "zz"},
+                                   {"slots": 0}, {"load": 0, "compute": 0}], ids=repr)
+def test_compute_refuses_what_has_no_timeline(explorer, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        explorer.compute(**wrong)
