@@ -42,7 +42,8 @@ class Explorer(VBox):
 
     A subclass passes its controls to `__init__` by parameter name and defines
 
-    * `compute(**params) -> dict`: the numbers; reads no control's value, changes nothing that shows;
+    * `compute(**params) -> dict`: the numbers; reads no control's value and changes nothing that
+      shows;
     * `drawing`: a class whose objects have a `figure`, made once in the course's style, and
       `draw(result)`, which moves its artists (or `make_figure` and `draw` themselves);
     * `describe(result) -> str`: the text twin; it prints every number that the picture shows;
