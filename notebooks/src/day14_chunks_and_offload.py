@@ -419,8 +419,8 @@ r"""
 Three facts to keep.
 
 * **One slot is no ring**: the same total as in turns. **Two** do all there is to do for equal blocks. A third helps
-  only where loads are *uneven* (the last row: every fourth is slow, 3 on average): spare slots fill while things go well, and feed the computer when a load
-  is late. Even so it cannot do better than the slower worker.
+  only where loads are *uneven* (that row: every fourth load is slow, 3 on average): spare slots fill while things go
+  well, and feed the computer when a load is late. Even so it cannot do better than the slower worker.
 * The gain is largest where $L = C$, and never more than half: $T_\text{ring}/T_\text{turns} \to \max(L, C)/(L + C) \geq
   \tfrac12$.
 * The ring is not free. Each block changes hands between two threads. All it can hide is $L$ (or $C$, if smaller); when
