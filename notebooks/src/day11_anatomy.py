@@ -860,8 +860,9 @@ for rule in ("all queries", "off", "last 1", "last 13", "last 64", "last 256"):
     cells = [rate([r for r in windows if r["arm"] == f"{rule}, k {k}"]) for k in (4, 2)]
     print(f"recorded  {rule:11s}  k = 4 {cells[0]}   k = 2 {cells[1]}")
 texts = {rule: [r["text"] for r in windows if r["arm"] == f"{rule}, k 2"] for rule in ("off", "last 1", "last 13")}
-hits = {r["index"] // 3 for r in windows if r["arm"] == "all queries, k 2" and r["recalled"]}
-print(f"k = 2, all queries: the hits come from {len(hits)} of 50 sets: {percent(intervals.wilson(len(hits), 50)[0])} … "
+lost = [f"{rule}, k 2" for rule in ("all queries", "last 64", "last 256")]
+hits = {r["index"] // 3 for r in windows if r["arm"] in lost and r["recalled"]}
+print(f"k = 2, the rows with 3 hits: they come from {len(hits)} of 50 sets: {percent(intervals.wilson(len(hits), 50)[0])} … "
       f"{percent(intervals.wilson(len(hits), 50)[1])}")
 for rule in ("last 1", "last 13"):
     print(f"k = 2: {sum(a == b for a, b in zip(texts['off'], texts[rule], strict=True))} of {len(texts['off'])} "
@@ -869,16 +870,17 @@ for rule in ("last 1", "last 13"):
 
 # %% [markdown]
 r"""
-Again these are 50 sets at three places each, and the pooled intervals are too narrow: the 3 of 150 are *one* set, a lucky one
-at all its places. The contrast survives: windows of 1 and 13 rescue $k = 2$, those of 64 and 256 do not. No window ranks the needle well, so that is not the reason.
-The reason is the reserved place. The last 13 tokens look most at their own block, the **last** one: it gets the reserved
+Again these are 50 sets at three places each, and the pooled intervals are too narrow: 3 of 150 is *one* set, a lucky one
+at all its places. The contrast survives: windows of 1 and 13 rescue $k = 2$, those of 64 and 256 do not.
+
+No window ranks the needle well, so that is not the reason. The reason is the reserved place. The last 13 tokens look most at their own block, the **last** one: it gets the reserved
 place, recency finds it already there, and the probe keeps its one place. The last 64 look most at the block in
 front of it. Then recency must still bring in the last block, and throws out the needle, as before.
 
 The control says it more sharply: with windows of 1 and 13 *every* text equals the one with importance off. **On this model
 windowed importance repairs by doing no harm.** Such a repair can stop working without notice. Where? Where the window's
-favourite is not the block that decode writes into. At 2,112 tokens the
-window holds 64 queries, and decode begins a new block. **Predict**, then run:
+favourite is not the block that decode writes into. At 2,112 tokens the window holds 64 queries, and decode begins a new
+block. **Predict**, then run:
 """
 
 # %%
