@@ -22,7 +22,7 @@ GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "httpx",
                 "setuptools", "pytest", "pytest-xdist", "hypothesis", "gguf")
 """What the ground floor, the command line and their tests import."""
 
-UPPER_FLOOR = ("classroom", "test_show_*.py")
+UPPER_FLOOR = ("classroom",)
 """Tests in tests/unit that need Jupyter and matplotlib too."""
 
 FOR_EVERY_PYTHON = ("test_launcher.py", "test_kernel_build.py")

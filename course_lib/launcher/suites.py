@@ -92,6 +92,7 @@ def pythons() -> Count:
 
 SUITES = (
     Suite("unit", "tests/unit", folder("unit", *BY_FILE)),
+    Suite("show", "tests/show: explorers and pictures", folder("show", *BY_FILE)),
     Suite("house", "tests/house: set-up, launcher, packaging, tools", folder("house", *BY_FILE)),
     Suite("property", "tests/property", folder("property", *BY_FILE)),
     Suite("oracle", "tests/oracle against stored results", folder("oracle", *BY_FILE)),

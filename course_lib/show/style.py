@@ -1,7 +1,7 @@
 """One look for the pictures of all thirty days: the same meaning has the same colour, letter and
 hatch everywhere, so that nothing is told by colour alone and a grey print still reads.
 
-A new meaning is placed in tests/unit/test_show_style.py beside those that share its pictures; the
+A new meaning is placed in tests/show/test_show_style.py beside those that share its pictures; the
 tests there hold for a grey print and for readers without one kind of cone.
 """
 
