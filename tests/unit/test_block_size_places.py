@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from course_lib.classroom.sealed import ROOT
+from course_lib.paths import ROOT
 from course_lib.weight_blocks import BLOCK_BYTES
 
 STATED = {"course_lib/weight_blocks.py", "course_lib/engine/gguf_types.py",

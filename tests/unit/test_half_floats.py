@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from course_lib.half_floats import KINDS, ONE_NAN, f32_to_half, half_to_f32
-from course_lib.show.float_bits import bit_text, float_bits
 
 F32 = np.float32
 ALL = np.arange(65536, dtype=np.uint16)
@@ -60,13 +59,3 @@ def test_another_kind_is_refused():
     for convert in (f32_to_half, half_to_f32):
         with pytest.raises(ValueError, match="f16, bf16"):
             convert(np.zeros(2, F32), "f8")
-
-
-def test_the_picture_shows_the_bits_that_the_text_states():
-    assert bit_text(1.0, "f32") == "0 01111111 " + 23 * "0"
-    assert bit_text(-2.0, "bf16") == "1 10000000 0000000"
-    assert bit_text(1.0, "f16") == "0 01111 0000000000"
-    text = float_bits(-0.1).summary()
-    for kind in ("f32", "bf16", "f16"):
-        assert bit_text(-0.1, kind) in text
-    assert "-0.10009765625" in text

@@ -1,4 +1,4 @@
-"""The spelled-out path of a token is what the engine computes, and its picture says so."""
+"""The spelled-out path of a token is what the engine computes."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from course_lib.lab.token_path import (
     with_value_of,
 )
 from course_lib.paths import MODELS
-from course_lib.show.token_picture import token_path_picture
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +83,6 @@ def test_exactly_one_value_row_of_each_head_is_exchanged(engine):
         same = (made.rows(layer).v == mine.rows(layer).v).all(axis=-1)
         assert same.sum() == same.size - (2 if layer == 1 else 0)
     assert np.array_equal(made.rows(1).v[:, 2], other.rows(1).v[:, 2])
-
-
-def test_the_picture_states_every_shape(engine):
-    session = engine.prefill(engine.encode("Zara met"))
-    n = len(session) + 1
-    text = token_path_picture(token_path(engine.model, session.cache, 3), " x", " y").summary()
-    for shown in (f"[2, {n}, 64]", f"[4, {n}]", "[8, 64]", "[448]", "[1657]", "layers 1 to 2",
-                  "' x'", "' y'"):
-        assert shown in text
 
 
 def test_the_course_softmax_passes_its_test_and_mutants_do_not():
