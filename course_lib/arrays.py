@@ -102,7 +102,8 @@ def require_finite(x: np.ndarray, name: str, first_token: int = 0) -> None:
 def real_number(value: Any, name: str) -> float:
     """Return ``value`` as a float; TypeError if it is no number, ValueError if it is not finite."""
     try:
-        if np.asarray(value).dtype.kind not in "iufO":  # O: a large int
+        array = np.asarray(value)
+        if array.ndim or array.dtype.kind not in "iufO":  # O: a large int
             raise TypeError
         number = float(value)
     except (TypeError, ValueError):
