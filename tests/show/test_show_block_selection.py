@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ipywidgets import Button, HBox
 
-from course_lib.engine import Engine
 from course_lib.engine.generate import generate_from
 from course_lib.lab.needle import MAX_NEW_TOKENS, NeedleOptions, prompt_of
 from course_lib.show import BlockSelectionExplorer
@@ -19,16 +18,8 @@ from course_lib.show.block_selection import BLOCK_SIZES, KS, N_PROBES, PREFILL_K
 from course_lib.show.style import REASON
 from course_lib.show.why import why_block
 from course_lib.sparse import REASONS, select_blocks, select_from_scores
-from tests.tiny_checkpoint import write_checkpoint
 
 HEADS, TOKENS = 4, 330
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder, eos_token_id=None)
-    return Engine.load(folder)
 
 
 @pytest.fixture(scope="module")

@@ -8,23 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from course_lib.engine import Engine
 from course_lib.lab.needle import NeedleOptions, prompt_of
 from course_lib.lab.prompt_study import prompt_study
 from course_lib.show import ImportanceMapExplorer
 from course_lib.show.importance_map import PREFILLS, QUERIES, WINDOWS, letters, rank
 from course_lib.show.text import percent
 from course_lib.sparse import importance_sums, select_from_scores
-from tests.tiny_checkpoint import write_checkpoint
 
 TOKENS, BLOCKS = 330, 11
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder, eos_token_id=None)
-    return Engine.load(folder)
 
 
 @pytest.fixture(scope="module")

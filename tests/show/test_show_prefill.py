@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from course_lib.engine import Engine
 from course_lib.lab.planted import PLANTED
 from course_lib.lab.policy_masks import full_mask, quest_masks, xattn_masks
 from course_lib.prefill import AGGREGATORS, BlockStore, XAttentionBSAPolicy
@@ -15,16 +14,8 @@ from course_lib.show.prefill_mask import counts, policy_words
 from course_lib.show.style import PREFILL
 from course_lib.show.text import percent
 from course_lib.show.vote import MODEL, SOURCES
-from tests.tiny_checkpoint import write_checkpoint
 
 TOKENS = 384
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder, eos_token_id=None)
-    return Engine.load(folder)
 
 
 @pytest.fixture(scope="module")
