@@ -2,15 +2,13 @@
 
 import pytest
 
-from course_lib.engine import Engine
 from course_lib.lab.token_path import token_path
-from course_lib.paths import MODELS
 from course_lib.show.token_picture import token_path_picture
 
 
 @pytest.fixture(scope="module")
-def engine():
-    return Engine.load(MODELS / "needle-qwen3")
+def engine(shipped_engine):
+    return shipped_engine
 
 
 def test_the_picture_states_every_shape(engine):

@@ -5,7 +5,6 @@ import pytest
 
 from course_lib import attention
 from course_lib.attention_common import softmax
-from course_lib.engine import Engine
 from course_lib.lab.softmax_check import softmax_test
 from course_lib.lab.token_path import (
     ENDS,
@@ -16,12 +15,11 @@ from course_lib.lab.token_path import (
     token_path,
     with_value_of,
 )
-from course_lib.paths import MODELS
 
 
 @pytest.fixture(scope="module")
-def engine():
-    return Engine.load(MODELS / "needle-qwen3")
+def engine(shipped_engine):
+    return shipped_engine
 
 
 def test_a_path_is_what_a_step_computes(engine):
