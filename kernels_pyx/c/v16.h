@@ -84,12 +84,13 @@ static inline void v16_store_part(float *x, v16 a, ptrdiff_t count)
  * x = n ln 2 + r with a whole n and |r| <= ln 2 / 2, so exp(x) = 2^n exp(r). n comes from an
  * addition that rounds to a whole number, ties to even (at 1.5 * 2^23 floats are the integers);
  * n ln 2 is subtracted in two parts, the first of which has zeros enough to make n * it exact;
- * exp(r) is its Taylor polynomial of degree 7, which leaves 5.4e-9 of it; 2^n is made of exponent
- * bits. Within 3 ulp of the exact value; the same bits everywhere, which no libm promises. */
+ * exp(r) is its Taylor polynomial of degree 7, which leaves 5.4e-9 of it; n is added to its
+ * exponent. Within 3 ulp of the exact value; the same bits everywhere, which no libm promises. */
 static inline v16 v16_exp(v16 x)
 {
     const v16 magic = v16_set(12582912.0f);
-    v16 n = v16_sub(v16_fma(x, v16_set(1.44269504f), magic), magic);
+    const v16 counter = v16_fma(x, v16_set(1.44269504f), magic);
+    const v16 n = v16_sub(counter, magic);
     v16 r = v16_fma(n, v16_set(-0.693359375f), x);
     r = v16_fma(n, v16_set(2.12194440e-4f), r);
     v16 p = v16_set(1.98412698e-4f);
@@ -100,7 +101,7 @@ static inline v16 v16_exp(v16 x)
     p = v16_fma(p, r, v16_set(0.5f));
     p = v16_fma(p, r, v16_set(1.0f));
     p = v16_fma(p, r, v16_set(1.0f));
-    return v16_zero_below(v16_mul(p, v16_pow2(n)), x, -87.0f);
+    return v16_zero_below(v16_raise(p, counter), x, -87.0f);
 }
 
 #endif

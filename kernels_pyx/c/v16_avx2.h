@@ -57,13 +57,12 @@ static inline int v16_not_finite(v16 a)
     return _mm256_movemask_epi8(bad) != 0;
 }
 
-static inline __m256 v8_pow2(__m256 n)
+static inline __m256 v8_raise(__m256 a, __m256 counter)
 {
-    n = _mm256_min_ps(_mm256_max_ps(n, _mm256_set1_ps(-127.0f)), _mm256_set1_ps(128.0f));
-    __m256i bits = _mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23));
+    __m256i n = _mm256_slli_epi32(_mm256_castps_si256(counter), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), n));
 }
-static inline v16 v16_pow2(v16 n) { return (v16){v8_pow2(n.low), v8_pow2(n.high)}; }
+static inline v16 v16_raise(v16 a, v16 counter) { return V16_BOTH(v8_raise, a, counter); }
 
 static inline v16 v16_zero_below(v16 a, v16 x, float limit)
 {

@@ -70,11 +70,10 @@ static inline int v16_not_finite(v16 a)
         != 0;
 }
 
-static inline v16 v16_pow2(v16 n)
+static inline v16 v16_raise(v16 a, v16 counter)
 {
-    n = _mm512_min_ps(_mm512_max_ps(n, _mm512_set1_ps(-127.0f)), _mm512_set1_ps(128.0f));
-    __m512i bits = _mm512_add_epi32(_mm512_cvttps_epi32(n), _mm512_set1_epi32(127));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 23));
+    __m512i n = _mm512_slli_epi32(_mm512_castps_si512(counter), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), n));
 }
 
 static inline v16 v16_zero_below(v16 a, v16 x, float limit)

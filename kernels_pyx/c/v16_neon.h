@@ -80,15 +80,12 @@ static inline int v16_not_finite(v16 x)
     return vmaxvq_u32(vorrq_u32(ab, cd)) != 0;
 }
 
-static inline float32x4_t v4_pow2(float32x4_t n)
+static inline float32x4_t v4_raise(float32x4_t a, float32x4_t counter)
 {
-    n = vminq_f32(vmaxq_f32(n, vdupq_n_f32(-127.0f)), vdupq_n_f32(128.0f));
-    return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
+    int32x4_t n = vshlq_n_s32(vreinterpretq_s32_f32(counter), 23);
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a), n));
 }
-static inline v16 v16_pow2(v16 n)
-{
-    return (v16){v4_pow2(n.a), v4_pow2(n.b), v4_pow2(n.c), v4_pow2(n.d)};
-}
+static inline v16 v16_raise(v16 a, v16 counter) { return V16_ALL(v4_raise, a, counter); }
 
 static inline float32x4_t v4_zero_below(float32x4_t x, float32x4_t limited, float32x4_t limit)
 {

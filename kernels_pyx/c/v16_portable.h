@@ -66,17 +66,18 @@ static inline int v16_not_finite(v16 a)
     return bad;
 }
 
-/* 2^n for whole n from -126 to 127: n + 127 in the exponent's place. For a NaN or a number out of
- * range the result is any number, but the conversion to an integer must still be defined. */
-static inline v16 v16_pow2(v16 n)
+/* a * 2^n, where the counter is 1.5 * 2^23 + n: its last bits are n, and are added to the exponent.
+ * Right where a and the result are normal numbers; elsewhere the result is any number. */
+static inline v16 v16_raise(v16 a, v16 counter)
 {
     for (int i = 0; i < 16; i++) {
-        float clamped = n.lane[i] > -127.0f ? n.lane[i] : -127.0f;  /* also where n is NaN */
-        clamped = clamped < 128.0f ? clamped : 128.0f;
-        int32_t bits = ((int32_t)clamped + 127) << 23;
-        memcpy(&n.lane[i], &bits, sizeof bits);
+        uint32_t bits, n;
+        memcpy(&bits, &a.lane[i], sizeof bits);
+        memcpy(&n, &counter.lane[i], sizeof n);
+        bits += n << 23;
+        memcpy(&a.lane[i], &bits, sizeof bits);
     }
-    return n;
+    return a;
 }
 
 /* a where x >= limit, 0 elsewhere (also where x is NaN). */
