@@ -4,53 +4,59 @@
 
 struct antidiagonal_work {
     const float *q, *k;
-    ptrdiff_t num_heads, num_kv_heads, q_blocks, k_blocks, k_head_stride, d, stride;
+    ptrdiff_t num_kv_heads, q_blocks, k_blocks, k_head_stride, d, stride;  /* q_blocks: a group's */
+    ptrdiff_t length, padded, tiles, pieces;  /* of a long row; tiles and pieces: a KV head's */
+    float *queries;  /* [num_kv_heads][tiles][padded][TILE_ROWS], packed once for all keys */
     float *out, *scratch;
     size_t scratch_size;
-    ptrdiff_t *status;  /* one per KV head */
+    unsigned char *bad;  /* [num_kv_heads][pieces]: whether a score is not finite */
 };
 
-/* Place `row` of a packed tile: `stride` queries, the last one first. */
-static void pack_reversed(const float *q, ptrdiff_t d, ptrdiff_t stride, ptrdiff_t row,
-                          float *packed)
+/* One tile of long queries: `stride` queries each, the last one first. */
+static void antidiagonal_pack(void *context, ptrdiff_t index, int thread)
 {
+    (void)thread;
+    const struct antidiagonal_work *work = context;
+    ptrdiff_t first = index % work->tiles * TILE_ROWS, d = work->d, stride = work->stride;
+    ptrdiff_t rows = work->q_blocks - first < TILE_ROWS ? work->q_blocks - first : TILE_ROWS;
+    /* The long queries of the group's heads lie one behind the other. */
+    const float *q = work->q + (index / work->tiles * work->q_blocks + first) * work->length;
+    float *packed = work->queries + index * work->padded * TILE_ROWS;
+    if (rows < TILE_ROWS || work->length < work->padded)
+        memset(packed, 0, (size_t)(work->padded * TILE_ROWS) * sizeof *packed);
     for (ptrdiff_t i = 0; i < stride; i++)
         for (ptrdiff_t j = 0; j < d; j++)
-            packed[(i * d + j) * TILE_ROWS + row] = q[(stride - 1 - i) * d + j];
+            for (ptrdiff_t r = 0; r < rows; r++)
+                packed[(i * d + j) * TILE_ROWS + r] = q[r * work->length + (stride - 1 - i) * d + j];
 }
 
-/* All query heads of one KV head: 64 long keys at a time. */
-static void antidiagonal_piece(void *context, ptrdiff_t kv_head, int thread)
+/* The scores of 64 long keys with all long queries of their KV head. */
+static void antidiagonal_piece(void *context, ptrdiff_t index, int thread)
 {
     const struct antidiagonal_work *work = context;
-    ptrdiff_t length = work->stride * work->d, padded = tile_round_up(length, 16);
-    ptrdiff_t group = work->num_heads / work->num_kv_heads;
+    ptrdiff_t kv_head = index / work->pieces, n = index % work->pieces * TILE_KEYS;
+    ptrdiff_t columns = work->k_blocks - n < TILE_KEYS ? work->k_blocks - n : TILE_KEYS;
     float *keys = work->scratch + (size_t)thread * work->scratch_size;
-    float *queries = keys + padded * TILE_KEYS;
-    float *scores = queries + padded * TILE_ROWS, *waiting = scores + TILE_ROWS * TILE_KEYS;
-    work->status[kv_head] = PREFILL_DONE;
-    for (ptrdiff_t n = 0; n < work->k_blocks; n += TILE_KEYS) {
-        ptrdiff_t columns = work->k_blocks - n < TILE_KEYS ? work->k_blocks - n : TILE_KEYS;
-        tile_pack_keys(work->k + kv_head * work->k_head_stride + n * length, columns, length, keys);
-        for (ptrdiff_t row = 0; row < group * work->q_blocks; row += TILE_ROWS) {
-            /* The long queries of the group's heads lie one behind the other. */
-            ptrdiff_t first = kv_head * group * work->q_blocks + row;
-            ptrdiff_t rows = group * work->q_blocks - row;
-            rows = rows < TILE_ROWS ? rows : TILE_ROWS;
-            memset(queries, 0, (size_t)(padded * TILE_ROWS) * sizeof *queries);
-            for (ptrdiff_t r = 0; r < rows; r++)
-                pack_reversed(work->q + (first + r) * length, work->d, work->stride, r, queries);
-            for (ptrdiff_t t = 0; t < columns; t += TILE_VECTORS * 16)
-                score_tile(queries, keys + t, padded, 1.0f, scores + t, TILE_KEYS, waiting);
-            for (ptrdiff_t r = 0; r < rows; r++) {
-                for (ptrdiff_t t = 0; t < columns; t++)
-                    if (!isfinite(scores[r * TILE_KEYS + t]))
-                        work->status[kv_head] = PREFILL_BAD_OUTPUT;
-                memcpy(work->out + (first + r) * work->k_blocks + n, scores + r * TILE_KEYS,
-                       (size_t)columns * sizeof *work->out);
-            }
+    float *scores = keys + work->padded * TILE_KEYS, *waiting = scores + TILE_ROWS * TILE_KEYS;
+    int bad = 0;
+    tile_pack_keys(work->k + kv_head * work->k_head_stride + n * work->length, columns,
+                   work->length, keys);
+    for (ptrdiff_t tile = 0; tile < work->tiles; tile++) {
+        ptrdiff_t first = kv_head * work->q_blocks + tile * TILE_ROWS;
+        ptrdiff_t rows = work->q_blocks - tile * TILE_ROWS;
+        const float *queries = work->queries
+                               + (kv_head * work->tiles + tile) * work->padded * TILE_ROWS;
+        rows = rows < TILE_ROWS ? rows : TILE_ROWS;
+        for (ptrdiff_t t = 0; t < columns; t += TILE_VECTORS * 16)
+            score_tile(queries, keys + t, work->padded, 1.0f, scores + t, TILE_KEYS, waiting);
+        for (ptrdiff_t r = 0; r < rows; r++) {
+            for (ptrdiff_t t = 0; t < columns; t += 16)  /* zeros behind the last key */
+                bad |= v16_not_finite(v16_load(scores + r * TILE_KEYS + t));
+            memcpy(work->out + (first + r) * work->k_blocks + n, scores + r * TILE_KEYS,
+                   (size_t)columns * sizeof *work->out);
         }
     }
+    work->bad[index] = (unsigned char)bad;
 }
 
 static ptrdiff_t antidiagonal_scores(const float *q, ptrdiff_t num_heads, ptrdiff_t q_rows,
@@ -58,33 +64,38 @@ static ptrdiff_t antidiagonal_scores(const float *q, ptrdiff_t num_heads, ptrdif
                                      ptrdiff_t k_head_stride, ptrdiff_t d, ptrdiff_t stride,
                                      int threads, float *out)
 {
-    size_t padded = (size_t)tile_round_up(stride * d, 16);
     struct antidiagonal_work work = {
-        .q = q, .k = k, .num_heads = num_heads, .num_kv_heads = num_kv_heads,
-        .q_blocks = q_rows / stride, .k_blocks = k_rows / stride, .k_head_stride = k_head_stride,
-        .d = d, .stride = stride,
-        .scratch_size = padded * (TILE_KEYS + TILE_ROWS) + TILE_ROWS * TILE_KEYS + TILE_SCRATCH,
+        .q = q, .k = k, .num_kv_heads = num_kv_heads, .k_blocks = k_rows / stride,
+        .q_blocks = num_heads / num_kv_heads * (q_rows / stride), .k_head_stride = k_head_stride,
+        .d = d, .stride = stride, .length = stride * d, .padded = tile_round_up(stride * d, 16),
     };
-    threads = useful_threads(
-        (double)num_heads * (double)q_rows * (double)(k_rows / stride) * (double)d, threads);
-    int used = (int)(num_kv_heads < threads ? num_kv_heads : threads);
-    size_t size = (size_t)(num_heads * work.q_blocks * work.k_blocks) * sizeof *out;
+    work.tiles = (work.q_blocks + TILE_ROWS - 1) / TILE_ROWS;
+    work.pieces = (work.k_blocks + TILE_KEYS - 1) / TILE_KEYS;
+    work.scratch_size = (size_t)work.padded * TILE_KEYS + TILE_ROWS * TILE_KEYS + TILE_SCRATCH;
+    const struct stage stages[] = {{num_kv_heads * work.tiles, antidiagonal_pack},
+                                   {num_kv_heads * work.pieces, antidiagonal_piece}};
     ptrdiff_t result = PREFILL_DONE;
+    size_t packed = (size_t)(stages[0].count * work.padded * TILE_ROWS);
+    size_t size = (size_t)(num_kv_heads * work.q_blocks * work.k_blocks) * sizeof *out;
+    threads = useful_threads(
+        (double)num_heads * (double)q_rows * (double)work.k_blocks * (double)d, threads);
     work.out = malloc(size);  /* `out` is written only when all scores are known to be finite */
-    work.scratch = malloc((size_t)used * work.scratch_size * sizeof *work.scratch);
-    work.status = malloc((size_t)num_kv_heads * sizeof *work.status);
-    if (!work.scratch || !work.status || !work.out) {
+    work.queries = malloc(packed * sizeof *work.queries);
+    work.scratch = malloc((size_t)threads * work.scratch_size * sizeof *work.scratch);
+    work.bad = malloc((size_t)stages[1].count);
+    if (!work.out || !work.queries || !work.scratch || !work.bad) {
         result = PREFILL_NO_MEMORY;
     } else {
-        parallel_for(num_kv_heads, used, antidiagonal_piece, &work);
-        for (ptrdiff_t kv_head = 0; kv_head < num_kv_heads; kv_head++)
-            if (work.status[kv_head] != PREFILL_DONE)
-                result = work.status[kv_head];
+        parallel_stages(stages, 2, threads, &work);
+        for (ptrdiff_t i = 0; i < stages[1].count; i++)
+            if (work.bad[i])
+                result = PREFILL_BAD_OUTPUT;
         if (result == PREFILL_DONE)
             memcpy(out, work.out, size);
     }
     free(work.out);
+    free(work.queries);
     free(work.scratch);
-    free(work.status);
+    free(work.bad);
     return result;
 }
