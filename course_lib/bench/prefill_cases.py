@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
 
-from course_lib import prefill_attention, quant
+from course_lib import backend, prefill_attention, quant
 from course_lib.arrays import F32
 from course_lib.bench.attention_cases import HEAD_DIM
 from course_lib.bench.groups import Bench, Group, Kernel, Plan, Work
 from course_lib.engine import layers
+from course_lib.prefill.scores import softmax_fuse_block_sum
 
 NUM_HEADS, NUM_KV_HEADS = 4, 2
 """A quarter of a layer of the decode figures: prefill costs the square of the context."""
@@ -27,6 +29,7 @@ def plans() -> list[Plan]:
                  for n in CONTEXTS]
     return [*attention,
             Plan("prefill", "antidiagonal scores", build_antidiagonal),
+            Plan("prefill", "block sums", build_block_sums),
             Plan("prefill", "quantize_rows", build_quantize, all_threads=False),
             Plan("prefill", "layers", build_layers, all_threads=False)]
 
@@ -68,6 +71,23 @@ def build_antidiagonal(bench: Bench) -> Group:
     work = Work("antidiagonal_scores stride 16", call, "antidiagonal_scores",
                 operations=2.0 * HEAD_DIM * n * n / STRIDE, numpy="scores")
     return Group([work], {"scores": reference}, "f32", n)
+
+
+def build_block_sums(bench: Bench) -> Group:
+    """The mass of blocks of 128 tokens from antidiagonal scores of 2,048 queries and keys."""
+    n, size = 2048 // STRIDE, 128 // STRIDE
+    scores = 8 * bench.normal(NUM_HEADS, n, n)
+    out = np.empty((NUM_HEADS, n // size, n // size), F32)
+
+    def call(kernel: Kernel) -> None:
+        kernel(scores, size, 0.1, n, 0, 0, n, out)
+
+    def reference() -> None:
+        with backend.using("numpy"):
+            softmax_fuse_block_sum(scores, size, scale=0.1 / math.log(2), is_causal=True)
+
+    work = Work(f"block_sums stride {STRIDE}", call, "block_sums", numpy="mass")
+    return Group([work], {"mass": reference}, "f32", 2048)
 
 
 def build_quantize(bench: Bench) -> Group:

@@ -14,7 +14,7 @@ from course_lib.prefill.scores import (
     softmax_fuse_block_sum,
 )
 
-BAND = 1024  # tokens of queries scored at once: few scores in memory, little of the future computed
+BAND = 512  # tokens of queries scored at once: few scores in memory, little of the future computed
 
 
 def xattn_estimate(

@@ -332,10 +332,12 @@ static ptrdiff_t prefill_attention(const struct prefill_input *in, ptrdiff_t imp
 }
 
 #include "antidiagonal.c"
+#include "block_sums.c"
 #include "partial_attention.c"
 
 static const struct prefill_kernels prefill_kernels = {
     .attention = prefill_attention,
     .partial = partial_attention,
     .antidiagonal_scores = antidiagonal_scores,
+    .block_sums = block_sums,
 };

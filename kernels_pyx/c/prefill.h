@@ -17,6 +17,17 @@ struct prefill_input {
     ptrdiff_t k_head_stride, v_head_stride;  /* values from one head to the next */
 };
 
+/* What the mass of blocks is computed from; rows and columns are those of antidiagonal scores. */
+struct block_sums_input {
+    const float *scores;            /* [heads][rows][columns] */
+    ptrdiff_t heads, rows, columns;
+    ptrdiff_t size;                 /* rows, and columns, of a block */
+    ptrdiff_t seen;                 /* columns that are no padding, at least 1 */
+    ptrdiff_t causal_from;          /* row r sees columns up to causal_from + r; -1: all */
+    ptrdiff_t first_row, last_row;  /* rows outside of first_row to last_row - 1 count nothing */
+    float rate;
+};
+
 /* What the functions return: a token >= 0 if the score of its K row is not finite, or one of
  * these. Of several errors that of the first head and query is returned. Only where all is done
  * something is written. */
@@ -45,6 +56,10 @@ struct prefill_kernels {
                                      const float *k, ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
                                      ptrdiff_t k_head_stride, ptrdiff_t d, ptrdiff_t stride,
                                      int threads, float *out);
+
+    /* out[heads][rows / size][columns / size], rounded up: the softmax mass of every block, defined
+     * in block_sums.c. PREFILL_BAD_OUTPUT where a score is not finite. */
+    ptrdiff_t (*block_sums)(const struct block_sums_input *in, int threads, float *out);
 };
 
 #endif

@@ -1,4 +1,4 @@
-# Prefill attention, whole or part by part, and antidiagonal scores.
+# Prefill attention, whole or part by part; antidiagonal scores, and the mass of blocks from them.
 
 from libc.stdint cimport INTPTR_MAX as LARGEST_INDEX
 
@@ -15,6 +15,17 @@ cdef extern from "prefill.h":
         ptrdiff_t d
         ptrdiff_t k_head_stride
         ptrdiff_t v_head_stride
+    cdef struct block_sums_input:
+        const float *scores
+        ptrdiff_t heads
+        ptrdiff_t rows
+        ptrdiff_t columns
+        ptrdiff_t size
+        ptrdiff_t seen
+        ptrdiff_t causal_from
+        ptrdiff_t first_row
+        ptrdiff_t last_row
+        float rate
     cdef enum:
         PREFILL_DONE
         PREFILL_BAD_OUTPUT
@@ -28,6 +39,7 @@ cdef extern from "prefill.h":
                                       const float *k, ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
                                       ptrdiff_t k_head_stride, ptrdiff_t d, ptrdiff_t stride,
                                       int threads, float *out) nogil
+        ptrdiff_t block_sums(const block_sums_input *input, int threads, float *out) nogil
 
 
 cdef int require_heads(ptrdiff_t num_heads, ptrdiff_t num_kv_heads) except -1:
@@ -211,3 +223,48 @@ def antidiagonal_scores(Variant variant not None, q, k, stride, out):
         raise ValueError("a score is not finite; a row of q or k is bad")
     if status == PREFILL_NO_MEMORY:
         raise MemoryError(f"antidiagonal scores of stride {step}")
+
+
+@operation
+def block_sums(Variant variant not None, scores, size, rate, seen, causal_from, first_row, last_row,
+               out):
+    """The softmax mass of blocks of `size` rows by `size` columns of antidiagonal scores.
+
+    scores float32 [heads, rows, columns]; row r sees the first `seen` columns, at least one, and
+    with causal_from >= 0 (-1: all of them) none behind causal_from + r; the weight of a score is
+    e^(rate * (score - the largest that its row sees)), rate above 0; rows outside of first_row to
+    last_row - 1 count nothing. out float32 [heads, rows / size, columns / size], rounded up,
+    receives the sums over blocks of each row's weights, divided by their total. ValueError, with
+    nothing written, for a score that is not finite, numbers and shapes that do not fit and an
+    output that shares memory; TypeError for a wrong dtype.
+    """
+    cdef Array given = Array(scores, "scores", "float32", 3)
+    cdef Array result = Array(out, "out", "float32", 3, True)
+    cdef block_sums_input input
+    cdef ptrdiff_t status
+    cdef int threads = num_threads
+    input.scores = <const float *>given.view.buf
+    input.heads, input.rows, input.columns = given.size(0), given.size(1), given.size(2)
+    if input.columns == 0:
+        raise ValueError("scores must have at least one column")
+    input.size = whole(size, "size", 1, LARGEST_INDEX)
+    input.seen = whole(seen, "seen", 1, input.columns)
+    input.causal_from = whole(causal_from, "causal_from", -1, LARGEST_INDEX - input.rows - 1)
+    input.first_row = whole(first_row, "first_row", 0, input.rows)
+    input.last_row = whole(last_row, "last_row", 0, input.rows)
+    input.rate = finite(rate, "rate")
+    if not input.rate > 0:
+        raise ValueError(f"rate must be above 0, not {rate}")
+    input.size = min(input.size, max(input.rows, input.columns))
+    result.require_shape((input.heads, input.rows // input.size + (input.rows % input.size != 0),
+                          input.columns // input.size + (input.columns % input.size != 0)),
+                         "(heads, blocks of rows, blocks of columns)")
+    apart((result,), (given,))
+    if input.heads == 0 or input.rows == 0:
+        return
+    with nogil:
+        status = variant.c.prefill.block_sums(&input, threads, <float *>result.view.buf)
+    if status == PREFILL_BAD_OUTPUT:
+        raise ValueError("scores holds NaN or infinity")
+    if status == PREFILL_NO_MEMORY:
+        raise MemoryError(f"the mass of blocks of {input.columns} columns")

@@ -504,6 +504,20 @@ def antidiagonal_scores(bits, kvh, group, q_squares, k_squares, stride, d, room=
             outputs(out=(F32, (kvh * group, q_squares, k_squares))))
 
 
+@maker(*(dict(heads=2, rows=6, columns=20, size=4) | changed for changed in (
+    {}, dict(size=1), dict(size=30), dict(seen=17), dict(causal_from=14), dict(rows=17, size=8),
+    dict(columns=1), dict(columns=200, size=16), dict(columns=33, causal_from=0, first=2, last=5),
+    dict(exponent=-30), dict(exponent=60), dict(first=6))),
+       heads=(0, 3), rows=(0, 9), columns=(1, 40), size=(1, 20), seen=(1, 40),
+       causal_from=(-1, 40), first=(0, 9), last=(0, 9), exponent=(-20, 30))
+def block_sums(bits, heads, rows, columns, size, seen=None, causal_from=-1, first=0, last=None,
+               exponent=3):
+    return (dict(scores=bits.floats((heads, rows, columns), exponent, 2), size=size, rate=0.25,
+                 seen=columns if seen is None else min(seen, columns), causal_from=causal_from,
+                 first_row=min(first, rows), last_row=rows if last is None else min(last, rows)),
+            outputs(out=(F32, (heads, -(-rows // size), -(-columns // size)))))
+
+
 @maker(*(dict(rows=3, d=d, exponent=exponent, eps=eps) for d, exponent, eps in (
     (37, 0, -20), (1, 0, -20), (15, 0, -20), (16, 0, -20), (17, 0, -10), (128, 3, -20),
     (1000, 0, -20), (33, -40, -20), (33, -40, -100), (33, 50, -20))),

@@ -69,6 +69,7 @@ def tiny_plans():
             for form in linear_cases.FORMATS for batch in (1, 5)] + [
             Plan("prefill", "prefill", partial(prefill_cases.build_attention, 40)),
             Plan("prefill", "antidiagonal", prefill_cases.build_antidiagonal),
+            Plan("prefill", "mass", prefill_cases.build_block_sums),
             Plan("prefill", "rows", prefill_cases.build_quantize),
             Plan("prefill", "layers", prefill_cases.build_layers)]
 
@@ -254,7 +255,8 @@ def test_a_run_measures_every_kernel(name, tmp_path):
             "select_blocks", "two_pass_blocks"]
     assert kinds == {(kernel, kv) for kernel in both for kv in ("q8", "f32")} | {
         ("single_pass_q8", "q8"), ("prefill_attention 4/2 heads", "f32"),
-        ("antidiagonal_scores stride 16", "f32"), ("quantize_rows 4096x128", None),
+        ("antidiagonal_scores stride 16", "f32"), ("block_sums stride 16", "f32"),
+        ("quantize_rows 4096x128", None),
         ("rms_norm 256x2048", None), ("rope 256x2048", None), ("silu_mul 256x6144", None),
     } | {(f"{kind}_{form} 64x32", None) for kind in ("gemv", "gemm5")
          for form in linear_cases.FORMATS}
@@ -267,7 +269,7 @@ def test_a_run_measures_every_kernel(name, tmp_path):
         assert (row["vs_portable"] is None) == (name in ("numpy", "portable"))
         assert (row["gb_per_s"] is None) == (row["bandwidth_fraction"] is None)
         assert (row["gb_per_s"] is None) == row["kernel"].startswith(
-            ("gemm", "select", "prefill", "antidiagonal", "r", "silu"))
+            ("gemm", "select", "prefill", "antidiagonal", "block_sums", "r", "silu"))
         assert row["kernel"] in text
     assert "faster than dense" in text and "not in this build" not in text
     assert ("only NumPy is measured" in text) == (name == "numpy")
@@ -288,7 +290,7 @@ def test_more_threads_are_compared_with_one_and_not_with_numpy(tmp_path):
 def test_parts_and_quick_leave_groups_out_and_quick_says_so():
     code, text = bench("numpy", quick=True)
     assert code == 0 and "gemv" not in text
-    assert "--quick left out 10 of 12 groups: q8_0 1, q8_0 5, q4_0 1" in text
+    assert "--quick left out 11 of 13 groups: q8_0 1, q8_0 5, q4_0 1" in text
     code, text = bench("numpy", parts={"linear"})
     assert code == 0 and "gemv_q4_0 64x32" in text and "two_pass" not in text.split("ms: ")[0]
 

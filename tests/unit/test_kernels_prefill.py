@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import kernels_pyx
 from course_lib import attention, backend
+from course_lib.prefill.scores import softmax_fuse_block_sum
 from course_lib.prefill_attention import attend_prefixes, causal_attention
 from course_lib.sparse_prefill import sparse_prefill_attention
 from tests.sharing import shared_among
@@ -360,4 +361,97 @@ def test_antidiagonal_scores_refuse_what_does_not_fit():
                                ((q, infinite, 4, out), "not finite")):
         with pytest.raises(ValueError, match=message):
             kernel(*arguments)
+    assert not out.any()
+
+
+# --- the mass of blocks --------------------------------------------------------------------------
+
+
+def block_sums(variant, scores, size, rate=0.25, seen=None, causal_from=-1, rows=None):
+    heads, m, n = scores.shape
+    out = np.full((heads, -(-m // size), -(-n // size)), np.nan, F32)
+    kernels_pyx.kernels(variant)["block_sums"](
+        scores, size, rate, n if seen is None else seen, causal_from, *(rows or (0, m)), out)
+    return out
+
+
+def made_scores(heads, rows, columns, seed=0, spread=8.0):
+    rng = np.random.default_rng(seed)
+    return (spread * rng.standard_normal((heads, rows, columns))).astype(F32)
+
+
+shapes = pytest.mark.parametrize("shape, size, options", [
+    ((2, 12, 40), 4, {}), ((1, 7, 33), 16, {"causal_from": 26}), ((3, 9, 50), 8, {"seen": 37}),
+    ((2, 16, 16), 8, {"causal_from": 0, "rows": (3, 13)}), ((1, 1, 1), 5, {}),
+    ((1, 5, 70), 100, {"causal_from": 3}), ((1, 4, 300), 32, {"rows": (4, 4)})])
+
+
+@variants
+@shapes
+def test_the_mass_of_blocks_is_its_definition(variant, shape, size, options):
+    """A weight is off by 3 ulp of exp here and 4 there, a tile by its additions in two orders; what
+    is divided and added in float64 adds one rounding to float32."""
+    scores = made_scores(*shape)
+    got = block_sums(variant, scores, size, **options)
+    first, last = options.get("rows", (0, shape[1]))
+    causal_from = options.get("causal_from", -1)
+    start = max(causal_from, 0)
+    with backend.using("numpy"):
+        want = softmax_fuse_block_sum(
+            scores, size, scale=0.25 / math.log(2), chunk_start=start, first_q=start + first,
+            real_q_len=start + last, is_causal=causal_from >= 0, real_k_len=options.get("seen"))
+    bound = 2 * (7 + 1 + 2 * size) * 2 * U
+    np.testing.assert_allclose(got, want, rtol=bound, atol=1e-30)
+    assert got.sum() == pytest.approx(shape[0] * (last - first), rel=1e-6)
+
+
+@settings(max_examples=30)
+@given(heads=st.integers(1, 3), rows=st.integers(0, 20), columns=st.integers(1, 90),
+       size=st.integers(1, 40), seen=st.integers(1, 90), causal_from=st.integers(-1, 60))
+def test_the_mass_of_blocks_has_the_same_bits_everywhere(heads, rows, columns, size, seen,
+                                                         causal_from):
+    scores = made_scores(heads, rows, columns)
+    options = {"size": size, "seen": min(seen, columns), "causal_from": causal_from}
+    results = [block_sums(variant, scores, **options) for variant in FAST]
+    with shared_among(3):
+        results.append(block_sums(best, scores, **options))
+    assert all(same(result, results[0]) for result in results)
+
+
+def test_threads_share_the_mass_of_blocks():
+    scores = made_scores(2, 40, 60)
+    with shared_among(2, started=True):
+        shared = block_sums(best, scores, 8)
+    assert same(shared, block_sums(best, scores, 8))
+
+
+@variants
+def test_the_mass_of_blocks_does_not_see_what_is_hidden(variant):
+    """Columns behind `seen` and above the diagonal, and rows that do not count, change no bit."""
+    scores = made_scores(1, 8, 24)
+    want = block_sums(variant, scores, 4, seen=20, causal_from=10, rows=(2, 7))
+    scores[:, :, 20:] = 1e30
+    scores[:, :2] = scores[:, 7:] = -1e30
+    scores[np.broadcast_to(np.arange(24) > np.arange(8)[:, None] + 10, scores.shape)] = 1e30
+    assert same(block_sums(variant, scores, 4, seen=20, causal_from=10, rows=(2, 7)), want)
+
+
+def test_the_mass_of_blocks_refuses_what_does_not_fit():
+    scores, out = made_scores(2, 6, 10), np.zeros((2, 2, 3), F32)
+    kernel = kernels_pyx.kernels(best)["block_sums"]
+    right = {"scores": scores, "size": 4, "rate": 0.5, "seen": 10, "causal_from": -1,
+             "first_row": 0, "last_row": 6, "out": out}
+    infinite = scores.copy()
+    infinite[1, 5, 9] = np.inf
+    for wrong, message in (({"size": 0}, "size must be 1"), ({"rate": 0.0}, "rate must be above 0"),
+                           ({"rate": 1e39}, "rate must be finite"), ({"seen": 0}, "seen must be 1"),
+                           ({"seen": 11}, "seen must be 1 to 10"), ({"causal_from": -2}, "causal"),
+                           ({"first_row": 7}, "first_row"), ({"last_row": 7}, "last_row"),
+                           ({"out": out[:, :, :2].copy()}, "out must have shape"),
+                           ({"scores": infinite}, "NaN or infinity"),
+                           ({"scores": scores[:, :, :0].copy()}, "at least one column")):
+        with pytest.raises(ValueError, match=message):
+            kernel(**right | wrong)
+    with pytest.raises(TypeError, match="float32"):
+        kernel(**right | {"scores": scores.astype(float)})
     assert not out.any()
