@@ -18,7 +18,7 @@ from course_lib.arrays import (
     require_finite,
     whole_number,
 )
-from course_lib.probe_keys import ProbeKeys
+from course_lib.probe_keys import ProbeArrays, ProbeKeys
 from course_lib.quant import ROUNDING_RULES, quantize_rows
 
 CACHE_DTYPES = ("f32", "q8")
@@ -107,6 +107,19 @@ class KVCache:
         _write(self._layers[layer], new, have)
         self._lengths[layer] = have + k.shape[1]
 
+    def with_room(self) -> list[LayerRows]:
+        """Return the whole arrays of every layer, with room for one token behind those it holds.
+
+        For a kernel that writes the rows of a token itself; `count_token` then makes them count.
+        """
+        for layer, have in enumerate(self._lengths):
+            self._reserve(layer, have + 1)
+        return list(self._layers)
+
+    def count_token(self) -> None:
+        """Count the rows of a token that were written behind those that every layer holds."""
+        self._lengths = [have + 1 for have in self._lengths]
+
     def _reserve(self, layer: int, tokens: int) -> None:
         old = self._layers[layer]
         capacity = old.k.shape[1]
@@ -142,6 +155,14 @@ class KVCache:
         keys = self._probe_keys.setdefault((layer, n_probe), ProbeKeys(self.block_size, n_probe))
         keys.update(rows)
         return keys
+
+    def probe_samples(self, n_probe: int) -> tuple[ProbeArrays, ...]:
+        """Return the arrays of `probe_keys` of every layer."""
+        full = self.length // self.block_size
+        held = [self._probe_keys.get((layer, n_probe)) for layer in range(self.num_layers)]
+        return tuple((keys if keys is not None and keys.blocks == full
+                      else self.probe_keys(layer, n_probe)).arrays
+                     for layer, keys in enumerate(held))
 
     def truncate(self, n: int) -> None:
         """Keep the first n tokens of every layer; the memory stays reserved.

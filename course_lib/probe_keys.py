@@ -9,6 +9,8 @@ import numpy as np
 
 from course_lib.arrays import F32, LayerRows, positive_int
 
+ProbeArrays = tuple[np.ndarray | None, np.ndarray | None]
+
 
 class ProbeKeys:
     """Samples of the full blocks of one layer's cache, for sparse_attention(probe_keys=...).
@@ -34,7 +36,7 @@ class ProbeKeys:
         the samples held.
         """
         self._require_alike(rows)
-        held, full = self.rows // self.per_block, rows.k.shape[1] // self.block_size
+        held, full = self.blocks, rows.k.shape[1] // self.block_size
         if full <= held:
             return
         new = slice(held * self.per_block, full * self.per_block)
@@ -53,8 +55,8 @@ class ProbeKeys:
         if (self.block_size, self.n_probe) != (block_size, n_probe):
             raise ValueError(f"probe_keys samples blocks of {self.block_size} in {self.n_probe} "
                              f"places, not {block_size} in {n_probe}.")
-        if self.rows // self.per_block > n // block_size:
-            raise ValueError(f"probe_keys holds {self.rows // self.per_block} full blocks, but {n} "
+        if self.blocks > n // block_size:
+            raise ValueError(f"probe_keys holds {self.blocks} full blocks, but {n} "
                              "tokens have fewer; start anew after a cache was truncated.")
 
     def _require_alike(self, rows: LayerRows) -> None:
@@ -87,7 +89,12 @@ class ProbeKeys:
         return bigger
 
     @property
-    def arrays(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def blocks(self) -> int:
+        """Full blocks of which samples are held."""
+        return self.rows // self.per_block
+
+    @property
+    def arrays(self) -> ProbeArrays:
         """Samples [num_kv_heads, rows, head_dim] and their scales [num_kv_heads, rows], as views
         of what is held; None where there is nothing."""
         return (None if self._k is None else self._k[:, : self.rows],

@@ -173,11 +173,12 @@ def choose_heads(probe: np.ndarray, importance: np.ndarray | None,
         return select_heads(probe, importance, k_blocks)
     chosen = sparse_kernels.Chosen(len(probe), probe.shape[1], positive_int(k_blocks, "k_blocks"))
     chosen.select(probe, importance)
-    return _selections(probe, importance, chosen)
+    return selections_of(probe, importance, chosen)
 
 
-def _selections(probe: np.ndarray, importance: np.ndarray | None,
-                chosen: sparse_kernels.Chosen) -> list[Selection]:
+def selections_of(probe: np.ndarray, importance: np.ndarray | None,
+                  chosen: sparse_kernels.Chosen) -> list[Selection]:
+    """Return what a kernel has chosen by these scores, one Selection per head."""
     reserved = 0 if importance is None else chosen.reserved
     return [Selection(ids, order, scores, importance, reserved,
                       *((None, None) if recency < 0 else (recency, evicted)))
@@ -273,7 +274,7 @@ def sparse_attention(q: Any, k: Any, v: Any, k_scale: Any = None, v_scale: Any =
         chosen = sparse_kernels.Chosen(len(q), count, k_blocks)
         out, probe = chosen.attend(q, rows, sums, block_size, n_probe, bool(shared_selection),
                                    probe_keys)
-        return out, _selections(probe, sums, chosen)
+        return out, selections_of(probe, sums, chosen)
     probe = probe_heads(q, rows, block_size, n_probe)
     if shared_selection:
         by_group = probe.reshape(len(rows.k), -1, probe.shape[1])

@@ -25,6 +25,7 @@ cdef extern from "kernels.h":
     cdef struct layer_kernels
     cdef struct linear_kernels
     cdef struct step_kernels
+    cdef struct decoder_kernels
     cdef struct pack_kernels
     cdef struct measure_kernels
     cdef struct c_kernels "kernels":
@@ -36,6 +37,7 @@ cdef extern from "kernels.h":
         const layer_kernels *layers
         const linear_kernels *linear
         const step_kernels *steps
+        const decoder_kernels *decoder
         const pack_kernels *pack
         const measure_kernels *measure
     enum: MAX_VARIANTS
@@ -112,5 +114,6 @@ include "wrappers/prefill.pxi"
 include "wrappers/layers.pxi"
 include "wrappers/linear.pxi"
 include "wrappers/steps.pxi"
+include "wrappers/decoder.pxi"
 include "wrappers/pack.pxi"
 include "wrappers/measure.pxi"

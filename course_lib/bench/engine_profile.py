@@ -49,18 +49,25 @@ class Profile:
         return [(name, kernel.seconds / self.seconds) for name, kernel in parts]
 
 
+WHOLE = "decoder_layers"
+"""The kernel that takes a token through all layers, in which the others are not seen."""
+
+
 @contextmanager
-def profiled() -> Iterator[Profile]:
+def profiled(*, layer_by_layer: bool = False) -> Iterator[Profile]:
     """Time what runs inside, and every kernel that `backend.kernel` hands out there.
 
     Outside the kernels is all else: Python, NumPy, and what a kernel's caller prepares; a kernel's
     own checks of its arguments count as the kernel. What the clocks themselves cost, half a
-    microsecond a call, is measured and taken off.
+    microsecond a call, is measured and taken off. `layer_by_layer` hides the kernel of all layers,
+    so that those of one layer run, and are seen.
     """
     profile = Profile()
     real = backend.kernel
 
     def kernel(name: str) -> Timed | None:
+        if layer_by_layer and name == WHOLE:
+            return None
         timed = profile.kernels.get(name)
         if timed is None and (found := real(name)) is not None:
             timed = profile.kernels[name] = Timed(found)

@@ -57,13 +57,15 @@ def measure(run: EngineRun, task: Task, threads: int,
         finished()
     profiled_calls = PROFILED_TOKENS if token else 0 if run.quick else 1
     profiles = [profile_of(arm, profiled_calls) for arm in arms]
+    splits = profiles if not token else [profile_of(arm, profiled_calls, layer_by_layer=True)
+                                         for arm in arms]
     gb_per_s = run.reader.nbytes / median(reads) / 1e9
     records = [record_of(task, arm, threads, median(found), gb_per_s, profile)
                for arm, found, profile in zip(arms, times, profiles, strict=True)]
     run.records += records
     run.gb_per_s.setdefault(threads, []).append(gb_per_s)
-    run.profiles += [(record, profile) for record, profile in zip(records, profiles, strict=True)
-                     if profile is not None]
+    run.profiles += [(record, split) for record, split in zip(records, splits, strict=True)
+                     if split is not None]
 
 
 def rounds_of(task: Task, quick: bool) -> int:
@@ -83,11 +85,11 @@ def timed(call: Callable[[], object], before: int, count: int) -> list[float]:
     return times
 
 
-def profile_of(arm: Arm, count: int) -> Profile | None:
+def profile_of(arm: Arm, count: int, *, layer_by_layer: bool = False) -> Profile | None:
     """Where the time of `count` of the engine's own calls goes, which are not among the timed."""
     if arm.engine != "course" or not count:
         return None
-    with profiled() as profile:
+    with profiled(layer_by_layer=layer_by_layer) as profile:
         for _ in range(count):
             arm.call()
     return profile

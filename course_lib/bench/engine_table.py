@@ -68,8 +68,8 @@ def percent(value: float | None) -> str:
 
 
 def shares_text(profiles: list[tuple[EngineRecord, Profile]]) -> str:
-    """Where the time goes: the kernels that take most of it."""
-    lines = ["Where the time goes"]
+    """Where the time goes, called layer by layer: the kernels that take most of it."""
+    lines = ["Where the time goes, called layer by layer (extra runs; outside: more than in one)"]
     for record, profile in profiles:
         shares = profile.shares()
         shown = [f"{name} {percent(share)}" for name, share in shares[:MOST_KERNELS]]

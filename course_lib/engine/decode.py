@@ -13,7 +13,6 @@ from course_lib.attention import kv_head, two_pass, two_pass_rows
 from course_lib.decode_gate import automatic_blocks
 from course_lib.engine.checks import check_blocks
 from course_lib.kvcache import KVCache, LayerRows
-from course_lib.probe_keys import ProbeKeys
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,9 @@ class DecodeAttention:
         if self.k is not None and not sparse.sparse_decode_gate(n, self.k, self.block_size):
             self.k = None
         self.importance = _padded(importance, n)
+        # Copies of the sampled K rows, which only the compiled kernel reads; for float32 rows, of
+        # which a sample is several cache lines, they do not pay (`./course bench`).
+        self.probes_copies = cache.dtype == "q8" and backend.kernel("sparse_attention") is not None
         self.seconds = 0.0
         self.blocks_read: list[int] = []
         self.selections: list[list[sparse.Selection]] = []
@@ -67,7 +69,8 @@ class DecodeAttention:
                 block_size=self.block_size,
                 n_probe=self.n_probe,
                 importance=self.importance,
-                probe_keys=self._probe_keys(layer),
+                probe_keys=(self.cache.probe_keys(layer, self.n_probe) if self.probes_copies
+                            else None),
             )
             for head, selection in enumerate(chosen):
                 ids = selection.ids
@@ -79,13 +82,6 @@ class DecodeAttention:
         self.seconds += time.perf_counter() - begin
         self.selections.append(chosen)
         return context[:, None]
-
-    def _probe_keys(self, layer: int) -> ProbeKeys | None:
-        """Copies of the sampled K rows, which only the compiled kernel reads; for float32 rows,
-        of which a sample is several cache lines, they do not pay (`./course bench`)."""
-        if self.cache.dtype != "q8" or backend.kernel("sparse_attention") is None:
-            return None
-        return self.cache.probe_keys(layer, self.n_probe)
 
     def _over_blocks(
         self, q: np.ndarray, rows: LayerRows, ids: np.ndarray, head: int, num_heads: int

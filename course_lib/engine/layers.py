@@ -17,8 +17,9 @@ from course_lib.attention_common import softmax as numpy_softmax
 from course_lib.engine.rope import RopeScaling
 from course_lib.linear import PackedMatrix, linear
 
-__all__ = ["add_linear", "add_swiglu", "argmax", "linear", "project_heads", "rms_norm", "rope",
-           "rope_powers", "rope_tables", "silu_mul", "softmax", "split_heads", "swiglu"]
+__all__ = ["add_linear", "add_swiglu", "argmax", "linear", "matrix_parts", "project_heads",
+           "rms_norm", "rope", "rope_powers", "rope_tables", "silu_mul", "softmax", "split_heads",
+           "swiglu"]
 
 Matrix = np.ndarray | PackedMatrix
 
@@ -147,7 +148,7 @@ def project_heads(
     """
     d = q.shape[-1]
     if (compiled := _one_row("attention_input", x, d % 16, x.shape[-1] % 32)) is not None:
-        _compute(compiled, x, gain, eps, *_parts(qkv_proj), q_gain, k_gain, cos, sin, q, k, v)
+        _compute(compiled, x, gain, eps, *matrix_parts(qkv_proj), q_gain, k_gain, cos, sin, q, k, v)
         return
     stacked = linear(rms_norm(x, gain, eps), qkv_proj)
     split_heads(stacked.reshape(len(x), -1, d), q_gain, k_gain, eps, cos, sin, q, k, v)
@@ -156,7 +157,7 @@ def project_heads(
 def add_linear(x: np.ndarray, h: np.ndarray, w: Matrix) -> None:
     """x += w · h of float32 rows x `[n, rows]` and h `[n, cols]`; one call where n is 1."""
     if (compiled := _one_row("attention_output", x, h.shape[-1] % 32)) is not None:
-        _compute(compiled, x, h, *_parts(w))
+        _compute(compiled, x, h, *matrix_parts(w))
         return
     x += linear(h, w)
 
@@ -166,7 +167,7 @@ def add_swiglu(x: np.ndarray, gain: np.ndarray, eps: float, gate_up_proj: Matrix
     """x += swiglu(rms_norm(x)) of float32 rows x `[n, hidden]`; one call where n is 1."""
     inner = down_proj.shape[1] if isinstance(down_proj, np.ndarray) else down_proj.cols
     if (compiled := _one_row("swiglu", x, x.shape[-1] % 32, inner % 32)) is not None:
-        _compute(compiled, x, gain, eps, *_parts(gate_up_proj), *_parts(down_proj))
+        _compute(compiled, x, gain, eps, *matrix_parts(gate_up_proj), *matrix_parts(down_proj))
         return
     x += swiglu(rms_norm(x, gain, eps), gate_up_proj, down_proj)
 
@@ -202,7 +203,7 @@ def _one_row(name: str, x: np.ndarray, *rest: int) -> Callable[..., Any] | None:
     return backend.kernel(name) if len(x) == 1 and not any(rest) else None
 
 
-def _parts(w: Matrix) -> tuple[np.ndarray, np.ndarray | None]:
+def matrix_parts(w: Matrix) -> tuple[np.ndarray, np.ndarray | None]:
     """Weights as such a kernel takes them: float32 and None, or codes and scales."""
     return (w.codes, w.scales) if isinstance(w, PackedMatrix) else (w, None)
 

@@ -10,6 +10,7 @@ import numpy as np
 from course_lib.engine.checks import check_context, check_count, check_decode_k, check_ids
 from course_lib.engine.decode import DecodeAttention, StepStats
 from course_lib.engine.model import Model
+from course_lib.engine.whole_token import whole_token
 from course_lib.kvcache import KVCache
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ class Session:
         )
         before = self._logits, self.last_step
         try:
-            hidden = self.model.hidden([token], n, attend)
+            hidden = whole_token(self.model, token, attend, traced=trace is not None)
+            if hidden is None:
+                hidden = self.model.hidden([token], n, attend)
             self.logits = self.model.logits(hidden[-1])
             self.last_step = attend.stats()
         except BaseException:

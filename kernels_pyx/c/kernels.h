@@ -3,6 +3,7 @@
 #define COURSE_KERNELS_H
 
 #include "attention.h"
+#include "decoder.h"
 #include "layers.h"
 #include "linear.h"
 #include "measure.h"
@@ -21,6 +22,7 @@ struct kernels {
     const struct layer_kernels *layers;
     const struct linear_kernels *linear;
     const struct step_kernels *steps;
+    const struct decoder_kernels *decoder;
     const struct pack_kernels *pack;
     const struct measure_kernels *measure;
 };

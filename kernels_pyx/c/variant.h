@@ -12,6 +12,7 @@
 #include "layers.c"
 #include "linear.c"
 #include "steps.c"
+#include "decoder.c"
 #include "pack.c"
 #include "measure.c"
 
@@ -25,6 +26,7 @@
         .layers = &layer_kernels,                                                                  \
         .linear = &linear_kernels,                                                                 \
         .steps = &step_kernels,                                                                    \
+        .decoder = &decoder_kernels,                                                               \
         .pack = &pack_kernels,                                                                 \
         .measure = &measure_kernels,                                                               \
     }

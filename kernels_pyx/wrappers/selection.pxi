@@ -70,8 +70,7 @@ cdef class ProbedRows:
 
     cdef int take_samples(self, samples, sample_scale) except -1:
         """The packed samples of the first full blocks, or None."""
-        cdef ptrdiff_t step = max(1, self.block_size // self.n_probe)
-        cdef ptrdiff_t each = (self.block_size - 1) // step + 1, n
+        cdef ptrdiff_t n
         if samples is None:
             if sample_scale is not None:
                 raise ValueError("sample_scale belongs to samples; pass both or none")
@@ -80,9 +79,7 @@ cdef class ProbedRows:
                              heads=True)
         n = self.samples.size(1)
         self.samples.require_shape((self.rows.num_kv_heads, n, self.rows.d), "to fit k")
-        if n % each or n // each > self.rows.n // self.block_size:
-            raise ValueError(f"samples must hold {each} rows for each of at most "
-                             f"{self.rows.n // self.block_size} full blocks, not {n}")
+        require_samples(n, self.rows.n, self.block_size, self.n_probe)
         self.packed.num_kv_heads, self.packed.n, self.packed.d = (
             self.rows.num_kv_heads, n, self.rows.d)
         self.packed.k, self.packed.k_head_stride = (
@@ -160,6 +157,16 @@ cdef class Chosen:
 
     cdef tuple inputs(self):
         return () if self.importance is None else (self.importance,)
+
+
+cdef int require_samples(ptrdiff_t samples, ptrdiff_t n, ptrdiff_t block_size,
+                         ptrdiff_t n_probe) except -1:
+    """ValueError unless so many packed samples are those of full blocks that n tokens have."""
+    cdef ptrdiff_t each = (block_size - 1) // max(1, block_size // n_probe) + 1
+    if samples % each or samples // each > n // block_size:
+        raise ValueError(f"samples must hold {each} rows for each of at most {n // block_size} "
+                         f"full blocks, not {samples}")
+    return 0
 
 
 cdef ptrdiff_t block_count(ptrdiff_t n, ptrdiff_t block_size) except -1:

@@ -206,7 +206,7 @@ def swiglu(Variant variant not None, x, gain, eps, gate_up, gate_up_scales, down
     cdef int threads = num_threads
     require_one_row(row)
     require_gain(variant, gains, row.size(1))
-    inner = inner_columns(down, down_scales)
+    inner = inner_columns(down, down_scales, "down")
     first = Weights(gate_up, gate_up_scales, "gate_up", 2 * inner, row.size(1))
     second = Weights(down, down_scales, "down", row.size(1), inner)
     apart((row,), (gains,) + first.arrays() + second.arrays())
@@ -216,19 +216,19 @@ def swiglu(Variant variant not None, x, gain, eps, gate_up, gate_up_scales, down
     require_done(status, "a gate, a value of up or a product of both")
 
 
-cdef ptrdiff_t inner_columns(object down, object scales) except -1:
+cdef ptrdiff_t inner_columns(object down, object scales, str name) except -1:
     """Return the columns of the down weights, as the array says that has the fewest axes."""
     cdef Array array
     cdef ptrdiff_t inner
     if scales is None:
-        array = Array(down, "down", "float32", 2)
+        array = Array(down, name, "float32", 2)
         inner = array.size(1)
     else:
-        array = Array(scales, "down_scales", "float16", 3)
+        array = Array(scales, name + "_scales", "float16", 3)
         if array.size(1) > (<ptrdiff_t>1 << 40):
-            raise ValueError("down_scales must have shape (panels, blocks, 16)")
+            raise ValueError(f"{name}_scales must have shape (panels, blocks, 16)")
         inner = 32 * array.size(1)
     if inner == 0 or inner % 32 or inner > (<ptrdiff_t>1 << 45):
-        raise ValueError(f"down{'' if scales is None else '_scales'} must be for a multiple of 32 "
+        raise ValueError(f"{name}{'' if scales is None else '_scales'} must be for a multiple of 32 "
                          f"columns, not {inner}")
     return inner

@@ -7,9 +7,10 @@ digests `golden/kernel_digests.json` holds; the fuzz tests spoil the arguments o
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,15 @@ class Bits:
         return np.ldexp(self.whole(shape, 1, 2**23).astype(F32), exponent - 23).astype(F32)
 
 
+def arrays_of(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of an argument: itself, or those in a tuple of tuples."""
+    if isinstance(value, np.ndarray):
+        yield name, value
+    elif isinstance(value, tuple | list):
+        for i, one in enumerate(value):
+            yield from arrays_of(f"{name}[{i}]", one)
+
+
 @dataclass(frozen=True)
 class Call:
     """An operation's arguments by name; `outputs` names those that receive the result."""
@@ -65,10 +75,12 @@ class Call:
 
     def digest(self, variant: str) -> str:
         """Run with fresh outputs on one variant; return the SHA-256 of all that comes out."""
-        fresh = {name: self.arguments[name].copy() for name in self.outputs}
+        fresh = {name: copy.deepcopy(self.arguments[name]) for name in self.outputs}
         returned = Call(self.operation, self.arguments | fresh, self.outputs)(variant)
+        if self.operation == "decoder_layers":
+            returned, _ = returned  # the other is a time
         digest = hashlib.sha256(repr(returned).encode())
-        for name, array in fresh.items():
+        for name, array in (pair for item in fresh.items() for pair in arrays_of(*item)):
             digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
             if array.dtype.kind == "f":  # NaN has many forms, and each machine its own
                 array[np.isnan(array)] = np.nan
@@ -407,6 +419,62 @@ def swiglu(bits, blocks, inner, kind, other, exponent):
                   **weights(bits, "gate_up", 2 * inner, hidden, kind),
                   **weights(bits, "down", hidden, inner, other))
     return inputs, dict(x=bits.floats((1, hidden), exponent, 2))
+
+
+@maker(*(dict(layers=2, heads=2, kv_heads=1, d16=1, blocks=2, inner=1, n=12, kind=0, q8=1, k=0)
+         | change for change in (
+             {}, dict(k=2), dict(k=2, q8=0), dict(q8=0, kind=1), dict(kind=2, layers=1),
+             dict(heads=4, kv_heads=2, d16=2, k=3, n=50), dict(gains=0, k=1), dict(n=0),
+             dict(n=0, k=1, q8=0), dict(k=9, n_probe=50), dict(k=2, packed=3, n=31),
+             dict(k=2, packed=3, n=32, q8=0), dict(k=3, importance=0), dict(rule=3, room=2),
+             dict(layers=3, heads=16, kv_heads=8, d16=8, blocks=4, inner=5, n=70, k=4, packed=8),
+             dict(exponent=-30), dict(exponent=20, kind=1))),
+       layers=(1, 2), heads=(1, 4), kv_heads=(1, 2), d16=(1, 3), blocks=(1, 2), inner=(1, 2),
+       n=(0, 40), kind=(0, 2), q8=(0, 1), k=(0, 5), n_probe=(1, 9), packed=(0, 4), room=(0, 2),
+       gains=(0, 3), importance=(0, 1), rule=(0, 3), exponent=(-20, 20))
+def decoder_layers(bits, layers, heads, kv_heads, d16, blocks, inner, n, kind, q8, k, n_probe=3,
+                   packed=0, room=1, gains=3, importance=1, rule=0, exponent=0, block_size=8):
+    """Sizes as those of the steps and of sparse_attention; k = 0 reads all rows. `heads` is for
+    each KV head, doubled where the heads together would not fill blocks of 32."""
+    d, hidden, inner = 16 * d16, 32 * blocks, 32 * inner
+    heads *= kv_heads * (2 if heads * kv_heads * d16 % 2 else 1)
+    n_blocks = -(-(n + 1) // block_size)
+    size = min(block_size, n + 1)
+
+    def layer():
+        w = (weights(bits, "qkv", (heads + 2 * kv_heads) * d, hidden, kind),
+             weights(bits, "o", hidden, heads * d, kind),
+             weights(bits, "gate_up", 2 * inner, hidden, kind),
+             weights(bits, "down", hidden, inner, kind))
+        qkv, o, gate_up, down = (tuple(one.values()) for one in w)
+        return (bits.floats(hidden, 1), *qkv, bits.floats(d, 1) if gains & 1 else None,
+                bits.floats(d, 1) if gains & 2 else None, *o, bits.floats(hidden, 1), *gate_up,
+                *down)
+
+    caches = tuple(tuple(None if a is None else a.copy() for a in cache(
+        bits, kv_heads, n + 1 + room, d, q8).values()) for _ in range(layers))
+    samples = ()
+    if packed and k:
+        sampled = np.arange(0, size, max(1, size // min(n_probe, n + 1)))
+        first = np.arange(min(packed, n // block_size)) * block_size
+        where = (first[:, None] + sampled).ravel()
+        samples = tuple((np.ascontiguousarray(rows[0][:, where]),
+                         np.ascontiguousarray(rows[2][:, where]) if q8 else None)
+                        for rows in caches) if len(where) else ()
+    inputs = dict(eps=2.0**-20, cos=bits.floats((1, d // 2)), sin=bits.floats((1, d // 2)),
+                  heads=heads, weights=tuple(layer() for _ in range(layers)), n=n, rule_code=rule,
+                  importance_sums=None, k_blocks=None, block_size=None, n_probe=None,
+                  samples=None, probe=None, order=None, ids=None, recency=None, evicted=None)
+    results = dict(x=bits.floats((1, hidden), exponent, 2), caches=caches)
+    if k:
+        chosen = (np.int32, (layers, heads, min(k, n_blocks)))
+        for name in ("probe", "order", "ids", "recency", "evicted"):
+            del inputs[name]
+        inputs |= dict(k_blocks=k, block_size=block_size, n_probe=n_probe, samples=samples,
+                       importance_sums=np.abs(bits.floats(n_blocks)) if importance else None)
+        results |= outputs(probe=(F32, (layers, heads, n_blocks)), order=chosen, ids=chosen,
+                           recency=(np.int32, (layers, heads)), evicted=(np.int32, (layers, heads)))
+    return inputs, results
 
 
 # --- weights quantized into panels ---------------------------------------------------------------

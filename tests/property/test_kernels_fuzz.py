@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels_pyx
-from tests.oracle.kernel_cases import LIMITS, MEASURING, POISON, SIZES, Call, make
+from tests.oracle.kernel_cases import LIMITS, MEASURING, POISON, SIZES, Call, arrays_of, make
 from tests.spoiled import misaligned, read_only
 
 REQUIRED = os.environ.get("COURSE_REQUIRE_KERNELS") == "1"
@@ -30,9 +30,9 @@ VARIANT = next(iter(kernels_pyx.VARIANTS), "")
 """The variant that runs here; wrong arguments never reach the C code, so one is enough for them."""
 REFUSED, SAME, EITHER = "refused", "same result", "refused or any result"
 OPTIONAL = {"importance", "importance_from_row", "reads", "samples", "sample_scale", "q_gain",
-            "k_gain"}
-"""What prefill_attention, partial_attention, sparse_attention, split_heads and attention_input do
-without."""
+            "k_gain", "k_blocks"}
+"""What prefill_attention, partial_attention, sparse_attention, split_heads, attention_input and
+decoder_layers do without."""
 VIEWS = {"split_heads": {"q", "k", "v"}, "attention_input": {"q", "k", "v"}}
 """Outputs that may be views of longer heads."""
 TAKEN = "refused or the same result"
@@ -140,9 +140,37 @@ def spoiled_none():
 def spoiled(value, output: bool, view: bool = True):
     if isinstance(value, np.ndarray):
         return spoiled_array(value, output, view)
+    if isinstance(value, tuple):
+        return spoiled_layers(value, output)
     if isinstance(value, bool):
         return spoiled_flag()
     return spoiled_none() if value is None else spoiled_number(value)
+
+
+def spoiled_layers(value: tuple, output: bool):
+    """One entry for each layer, of arrays: other entries, and one array spoiled. What is not
+    spoiled is a copy, since a call may write to it."""
+    def with_last(layer):
+        return (*copy.deepcopy(value[:-1]), layer)
+
+    for wrong in (None, "text", 7, object(), {}, np.zeros((2, 2))):
+        yield Spoiled(f"{type(wrong).__name__} for a tuple", wrong, REFUSED)
+        if value:
+            yield Spoiled(f"{type(wrong).__name__} for a layer", with_last(wrong), REFUSED)
+    yield Spoiled("a layer more", (*copy.deepcopy(value), ()), REFUSED)
+    if not value:
+        return
+    last = value[-1]
+    yield Spoiled("a list", [list(layer) for layer in copy.deepcopy(value)], SAME)
+    yield Spoiled("a layer less", with_last(last)[:-1], REFUSED if len(value) > 1 else EITHER)
+    yield Spoiled("a layer of one array less", with_last(copy.deepcopy(last[:-1])), REFUSED)
+    yield Spoiled("a layer of one array more", with_last((*copy.deepcopy(last), None)), REFUSED)
+    for place, one in enumerate(last):
+        for change in () if one is None else spoiled_array(one, output, view=True):
+            changed = list(copy.deepcopy(last))
+            changed[place] = change.value
+            outcome = EITHER if change.value is None else change.outcome
+            yield Spoiled(f"array {place} {change.how}", with_last(tuple(changed)), outcome)
 
 
 def spoiled_flag():
@@ -174,8 +202,9 @@ def spoiled_number(value):
 
 def contents(call: Call) -> dict[str, bytes]:
     """The memory of every array argument."""
-    return {name: value.tobytes() for name, value in call.arguments.items()
-            if isinstance(value, np.ndarray) and value.dtype != object}
+    return {name: b"".join(a.tobytes() for _, a in arrays_of(name, value) if a.dtype != object)
+            for name, value in call.arguments.items()
+            if isinstance(value, np.ndarray | tuple | list)}
 
 
 def check(call: Call, changed: Call, name: str, change: Spoiled, result: dict[str, bytes]) -> None:
@@ -240,6 +269,8 @@ def test_an_output_that_shares_memory(operation):
         for other, value in call.arguments.items():
             if other == name or not isinstance(value, np.ndarray):
                 continue
+            if not isinstance(call.arguments[name], np.ndarray):
+                continue
             for offset in (0, 64):
                 fresh = copy.deepcopy(call)
                 output = fresh.arguments[name]
@@ -292,8 +323,13 @@ def test_any_float_is_refused_or_has_one_meaning(operation, data):
     """Numbers of every size, NaN and infinity anywhere: the same outcome on every variant."""
     call = good(operation)
     fresh = copy.deepcopy(call)
-    for name, value in fresh.arguments.items():
-        if name in call.outputs or not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+    arrays = [a for name, value in fresh.arguments.items()
+              if name not in call.outputs or isinstance(value, tuple)
+              for _, a in arrays_of(name, value)]
+    if len(arrays) > 12:
+        arrays = data.draw(st.lists(st.sampled_from(arrays), max_size=8))
+    for value in arrays:
+        if value.dtype.kind != "f" or not value.size:
             continue
         for _ in range(data.draw(st.integers(0, 3))):
             position = data.draw(st.integers(0, value.size - 1))

@@ -241,7 +241,7 @@ def test_rounds_interleave_and_a_row_is_the_median(monkeypatch, tiny):
     arms = [Arm("course", "f32", None, lambda: call("a"), 100.0),
             Arm("llama", "f16", None, lambda: call("b"), 200.0)]
     monkeypatch.setattr(engine_run, "arms_of", lambda task, model, peer: arms)
-    monkeypatch.setattr(engine_run, "profile_of", lambda arm, count: None)
+    monkeypatch.setattr(engine_run, "profile_of", lambda arm, count, **how: None)
     monkeypatch.setattr(engine_run.time, "perf_counter", lambda: now[0])
 
     def read():
@@ -288,7 +288,7 @@ def test_ways_differ_in_the_rows_and_blocks_that_the_engine_is_asked_for(monkeyp
 @pytest.mark.parametrize(("task", "quick", "calls", "profiled"), [
     (Task("pp", 9, 0), False, engine_run.ROUNDS, 1), (Task("pp", 9, 0), True, 1, 0),
     (Task("tg", 1, 0), True, engine_run.TOKEN_ROUNDS * (1 + engine_run.TOKENS),
-     engine_run.PROFILED_TOKENS)])
+     2 * engine_run.PROFILED_TOKENS)])
 def test_how_often_an_arm_is_called(task, quick, calls, profiled, monkeypatch, tiny):
     done, steps = [], []
     arms = [Arm("course", "f32", None, lambda: done.append("timed"))]
@@ -520,6 +520,9 @@ def test_the_profile_counts_kernels_and_gives_them_back(monkeypatch):
     with profiled() as profile:
         backend.kernel("abs")(1)
     assert profile.seconds == pytest.approx(3 - 1.001)
+    with profiled(layer_by_layer=True) as profile:
+        assert backend.kernel("decoder_layers") is None and backend.kernel("abs")(-1) == 1
+    assert list(profile.kernels) == ["abs"]
     assert Profile().outside is None and Profile(1.0).outside is None
 
 
