@@ -87,38 +87,57 @@ static void partial_pack(void *context, ptrdiff_t index, int thread)
                            work->values + (kv_head * in->n + first) * work->prefill.padded);
 }
 
-/* What merging a band of parts takes: the weights of what was there and of the part. */
-struct partial_weights {
-    float before[PREFILL_BAND], part[PREFILL_BAND];
+/* What merging a band of parts takes, for all its rows, so that loops have a constant length: the
+ * LSEs before and of the part, -inf for rows that are not there, and the weights of both. */
+struct partial_merge {
+    double before[PREFILL_BAND], part[PREFILL_BAND];
+    float weight_before[PREFILL_BAND], weight_part[PREFILL_BAND];
+    unsigned char fresh[PREFILL_BAND], absent[PREFILL_BAND];  /* nothing before; no part */
 };
 
-/* Merge a band's LSEs into those that came before, and find the weights. */
-static void partial_merge_lse(const double *part, ptrdiff_t rows, double *lse,
-                              struct partial_weights *weights)
+/* The LSEs of a band's parts from its softmax sums; then merge them into those before, and find the
+ * weights. The larger of two LSEs has exp(0) = 1, so one exp gives both. */
+static void partial_merge_lse(const float *largest, const float *total, struct partial_merge *m)
 {
-    double merged[PREFILL_BAND];
-    for (ptrdiff_t r = 0; r < rows; r++) {
-        double largest = lse[r] > part[r] ? lse[r] : part[r];
-        double first = partial_exp(lse[r] - largest), second = partial_exp(part[r] - largest);
-        double total = first + second;
-        weights->before[r] = (float)(first / total);
-        weights->part[r] = (float)(second / total);
-        merged[r] = largest + partial_ln(total);
+    double first[PREFILL_BAND], second[PREFILL_BAND], merged[PREFILL_BAND];
+    for (ptrdiff_t r = 0; r < PREFILL_BAND; r++)
+        m->part[r] = (double)largest[r] + partial_ln((double)total[r]);
+    for (ptrdiff_t r = 0; r < PREFILL_BAND; r++) {
+        double before = m->before[r], part = m->part[r];
+        double most = before > part ? before : part;
+        double less = partial_exp((before > part ? part : before) - most), sum = 1.0 + less;
+        first[r] = (before > part ? 1.0 : less) / sum;
+        second[r] = (before > part ? less : 1.0) / sum;
+        merged[r] = most + partial_ln(sum);
     }
-    for (ptrdiff_t r = 0; r < rows; r++)
-        lse[r] = part[r] == -INFINITY ? lse[r] : lse[r] == -INFINITY ? part[r] : merged[r];
+    for (ptrdiff_t r = 0; r < PREFILL_BAND; r++)
+        m->weight_before[r] = (float)first[r], m->weight_part[r] = (float)second[r];
+    for (ptrdiff_t r = 0; r < PREFILL_BAND; r++) {
+        m->fresh[r] = m->before[r] == -INFINITY;
+        m->absent[r] = m->part[r] == -INFINITY;
+        m->before[r] = m->absent[r] ? m->before[r] : m->fresh[r] ? m->part[r] : merged[r];
+    }
 }
 
-static void partial_merge_row(const float *part, float weight_before, float weight, ptrdiff_t d,
-                              float *out)
+/* Merge a row of a part into out[d]; returns a vector of 0, or of NaN where a number of the part is
+ * not finite: infinity or NaN times 0 is NaN. */
+static inline v16 partial_merge_row(const float *part, float weight_before, float weight,
+                                    ptrdiff_t d, float *out)
 {
-    v16 a = v16_set(weight_before), b = v16_set(weight);
+    v16 a = v16_set(weight_before), b = v16_set(weight), zero = v16_set(0.0f), sum = zero;
     ptrdiff_t j = 0;
-    for (; j + 16 <= d; j += 16)
-        v16_store(out + j, v16_add(v16_mul(a, v16_load(out + j)), v16_mul(b, v16_load(part + j))));
-    if (j < d)
-        v16_store_part(out + j, v16_add(v16_mul(a, v16_load_part(out + j, d - j)),
-                                        v16_mul(b, v16_load_part(part + j, d - j))), d - j);
+    for (; j + 16 <= d; j += 16) {
+        v16 x = v16_load(part + j);
+        v16_store(out + j, v16_add(v16_mul(a, v16_load(out + j)), v16_mul(b, x)));
+        sum = v16_add(sum, v16_mul(x, zero));
+    }
+    if (j < d) {
+        v16 x = v16_load_part(part + j, d - j);
+        v16_store_part(out + j, v16_add(v16_mul(a, v16_load_part(out + j, d - j)), v16_mul(b, x)),
+                       d - j);
+        sum = v16_add(sum, v16_mul(x, zero));
+    }
+    return sum;
 }
 
 /* One block for a band of packed queries, merged into out[rows][d] and lse[rows]. */
@@ -127,34 +146,34 @@ static ptrdiff_t partial_block(const struct prefill_work *work, const struct pre
                                float *out, double *lse)
 {
     ptrdiff_t d = work->in->d;
-    double part_lse[PREFILL_BAND];
-    struct softmax_sum sums[PREFILL_BAND];
-    struct partial_weights weights;
-    unsigned char fresh[PREFILL_BAND];
+    struct partial_merge merge;
+    float largest[PREFILL_BAND], total[PREFILL_BAND];
     band_scores(work, s, visible, rows);
-    for (ptrdiff_t r = 0; r < rows; r++) {
-        sums[r].largest = -INFINITY, sums[r].total = 1.0f;
-        ptrdiff_t bad = visible[r] == 0 ? PREFILL_DONE : prefill_softmax(
-            s->scores + r * work->tokens, (ptrdiff_t)visible[r], &sums[r]);
+    for (ptrdiff_t r = 0; r < PREFILL_BAND; r++) {
+        struct softmax_sum sum = {-INFINITY, 1.0f};
+        ptrdiff_t bad = r >= rows || visible[r] == 0 ? PREFILL_DONE : prefill_softmax(
+            s->scores + r * work->tokens, (ptrdiff_t)visible[r], &sum);
         if (bad != PREFILL_DONE)
             return bad;
+        largest[r] = sum.largest, total[r] = sum.total;
+        merge.before[r] = r < rows ? lse[r] : -INFINITY;
     }
-    for (ptrdiff_t r = 0; r < rows; r++)
-        part_lse[r] = (double)sums[r].largest + partial_ln((double)sums[r].total);
-    for (ptrdiff_t r = 0; r < rows; r++)
-        fresh[r] = lse[r] == -INFINITY;
-    partial_merge_lse(part_lse, rows, lse, &weights);
+    partial_merge_lse(largest, total, &merge);
+    memcpy(lse, merge.before, (size_t)rows * sizeof *lse);
     band_outputs(work, s, values, visible, rows);
+    v16 sum = v16_set(0.0f);
     for (ptrdiff_t r = 0; r < rows; r++) {
         const float *part = s->out + r * work->padded;
-        if (!prefill_finite(part, work->padded))
-            return PREFILL_BAD_OUTPUT;
-        if (fresh[r])
+        if (!merge.fresh[r] && !merge.absent[r]) {
+            sum = v16_add(sum, partial_merge_row(part, merge.weight_before[r],
+                                                 merge.weight_part[r], d, out + r * d));
+        } else if (merge.fresh[r]) {
+            if (!prefill_finite(part, work->padded))
+                return PREFILL_BAD_OUTPUT;
             memcpy(out + r * d, part, (size_t)d * sizeof *out);
-        else if (part_lse[r] != -INFINITY)
-            partial_merge_row(part, weights.before[r], weights.part[r], d, out + r * d);
+        }
     }
-    return PREFILL_DONE;
+    return v16_not_finite(sum) ? PREFILL_BAD_OUTPUT : PREFILL_DONE;
 }
 
 /* All blocks for a band of queries of one head. */
