@@ -21,6 +21,7 @@ from course_lib.prefill.lse import (
     attend_part,
     check_block_lists,
     empty_part,
+    merge_into,
     readers,
 )
 from course_lib.prefill.policy import BlockChoice, PrefillPolicy
@@ -60,11 +61,12 @@ class ChunkedPrefill:
         chosen = self.store.bytes_read
         out, lse = empty_part(q)
         span = self.store.span(layer)
-        if span is not None:
-            self._attend_span(q, span, reads, out, lse)
+        if span is None and reads.any():
+            self._attend_stream(layer, q, own, reads, out, lse)
         else:
-            self._attend_stream(layer, q, reads, out, lse)
-        attend_part(q, own, np.arange(1, q.shape[1] + 1), q.shape[1], None, out, lse)
+            if span is not None:
+                self._attend_span(q, span, reads, out, lse)
+            attend_own(q, own, out, lse)
         finite_output(out)
         loaded = self.store.bytes_read - chosen
         cells = loaded // (8 * q.shape[2]) * (len(q) // len(own.k)) * q.shape[1]
@@ -88,19 +90,24 @@ class ChunkedPrefill:
                 part = rows.map(lambda a, at=first * size: a[:, at : at + TOGETHER * size])  # type: ignore[misc]
                 width = part.k.shape[1]
                 attend_part(q, part, np.full(q.shape[1], width, np.int64), size, some, out, lse)
-        for block, heads in enumerate(reads):
-            self.store.count_read(min(size, n - block * size), heads)
+        short = len(reads) * size - n  # tokens that the last block lacks
+        self.store.count_rows(size * int(reads.sum()) - short * int(reads[-1:].sum()))
 
-    def _attend_stream(self, layer: int, q: np.ndarray, reads: np.ndarray, out: np.ndarray,
-                       lse: np.ndarray) -> None:
-        """History that has to be read, block after block as the ring brings it."""
+    def _attend_stream(self, layer: int, q: np.ndarray, own: LayerRows, reads: np.ndarray,
+                       out: np.ndarray, lse: np.ndarray) -> None:
+        """History that has to be read, block after block as the ring brings it, and the chunk.
+
+        The chunk is attended while the first blocks are read, and merged last.
+        """
         wanted = [(block, None if heads.all() else heads)
                   for block, heads in enumerate(reads) if heads.any()]
-        visible = np.empty(q.shape[1], np.int64)
-        with contextlib.closing(self.ring.stream(layer, wanted)) as blocks:
+        visible, (own_out, own_lse) = np.empty(q.shape[1], np.int64), empty_part(q)
+        with contextlib.closing(self.ring.stream(
+                layer, wanted, lambda: attend_own(q, own, own_out, own_lse))) as blocks:
             for block, rows in blocks:
                 visible.fill(rows.k.shape[1])
                 attend_part(q, rows, visible, rows.k.shape[1], reads[block : block + 1], out, lse)
+        merge_into(out, lse, own_out, own_lse)
 
     def close(self) -> None:
         """End the ring's thread; the store stays open."""
@@ -148,3 +155,8 @@ class ChunkedPrefill:
             near = rows.k[:, max(first, 0) : first + size]
             whole = near if first >= 0 else self.store.keys(layer, block)
             self.policy.on_block_written(layer, block, whole)
+
+
+def attend_own(q: np.ndarray, own: LayerRows, out: np.ndarray, lse: np.ndarray) -> None:
+    """A chunk over itself, with the causal mask; arrays as of `attend_part`."""
+    attend_part(q, own, np.arange(1, q.shape[1] + 1), q.shape[1], None, out, lse)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -61,10 +61,12 @@ class Ring:
         self._streaming = False
         self._reader: threading.Thread | None = None
 
-    def stream(self, layer: int,
-               wanted: Sequence[Wanted]) -> Generator[tuple[int, LayerRows], None, None]:
+    def stream(
+        self, layer: int, wanted: Sequence[Wanted], meanwhile: Callable[[], None] | None = None
+    ) -> Generator[tuple[int, LayerRows], None, None]:
         """Yield (block, rows) in the order of ``wanted``; rows hold until the next is asked for.
 
+        ``meanwhile`` is called once, when the reader has begun and no block is waited for yet.
         Raises what the store raises for a block that cannot be read, in that block's place; the
         ring can be used again afterwards, if the store can. RuntimeError while another stream of
         the ring is not ended: their blocks would be mixed up.
@@ -80,6 +82,8 @@ class Ring:
             self._requests.put((layer, away))
         ended = not away
         try:
+            if meanwhile is not None:
+                meanwhile()
             for (block, heads), kept in zip(wanted, rows, strict=True):
                 slot = None
                 if kept is None:

@@ -25,16 +25,19 @@ def flat_group_gemm_fuse_reshape(q: Any, k: Any, stride: int) -> np.ndarray:
     end count as zeros. Every sum is taken alone: its bits do not depend on what else is computed.
     Raises ValueError for shapes that do not fit and for NaN or infinity.
     """
-    q, k = check_heads(q, k)
+    q, k = check_shapes(q, k)
     stride = positive_int(stride, "stride")
-    q, k = padded(q, -q.shape[1] % stride), padded(k, -k.shape[1] % stride)
     kernel = backend.kernel("antidiagonal_scores")
     if kernel is None:
-        return _antidiagonal_scores(q, k, stride)
-    out = np.empty((len(q), q.shape[1] // stride, k.shape[1] // stride), F32)
+        require_finite_keys(k)
+    long_q, long_k = padded(q, -q.shape[1] % stride), padded(k, -k.shape[1] % stride)
+    if kernel is None:
+        return _antidiagonal_scores(long_q, long_k, stride)
+    out = np.empty((len(q), long_q.shape[1] // stride, long_k.shape[1] // stride), F32)
     try:
-        kernel(q, whole_heads(k), stride, out)
-    except ValueError as error:  # all that is left to find wrong: a sum beyond float32
+        kernel(long_q, whole_heads(long_k), stride, out)
+    except ValueError as error:  # a sum: every key is in one, so a bad key is found here, too
+        require_finite_keys(k)
         raise NotFiniteError(_NOT_FINITE) from error
     return out
 
@@ -62,17 +65,28 @@ def padded(x: np.ndarray, rows: int, front: int = 0) -> np.ndarray:
 
 def check_heads(q: Any, k: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return q [H, Lq, d] and k [Hkv, Lk, d] as finite float32; ValueError if they do not fit."""
+    q, k = check_shapes(q, k)
+    require_finite_keys(k)
+    return q, k
+
+
+def check_shapes(q: Any, k: Any) -> tuple[np.ndarray, np.ndarray]:
+    """As check_heads, but the numbers of k are not looked at."""
     q, k = check_query(q, 3), as_float32(k, "k", 3)
     if k.shape[2] != q.shape[2] or k.size == 0:
         raise ValueError(f"k must have shape [num_kv_heads, n, {q.shape[2]}] to fit q, with at "
                          f"least one row, not {k.shape}.")
     if len(q) % len(k):
         raise ValueError(f"{len(q)} query heads do not divide over {len(k)} KV heads.")
+    return q, k
+
+
+def require_finite_keys(k: np.ndarray) -> None:
+    """Raise NotFiniteError naming the first row of k [Hkv, Lk, d] that holds NaN or infinity."""
     if not np.isfinite(k).all():
         head, token = np.argwhere(~np.isfinite(k).all(axis=-1))[0].tolist()
         raise NotFiniteError(f"k holds NaN or infinity at head {head}, token {token}; check the "
                              "step that produced it.")
-    return q, k
 
 
 def softmax_fuse_block_sum(

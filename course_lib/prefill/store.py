@@ -73,7 +73,8 @@ class BlockStore:
     @property
     def resident_bytes(self) -> int:
         """Bytes of K and V that are in memory now."""
-        return sum(layer.k.nbytes + layer.v.nbytes for layer in self._layers)
+        return 0 if self._closed else self.block_bytes * sum(map(self.n_blocks,
+                                                                 range(self.num_layers)))
 
     def length(self, layer: int) -> int:
         """Tokens that a layer holds."""
@@ -123,6 +124,17 @@ class BlockStore:
         keys.flags.writeable = False
         return keys
 
+    def all_keys(self, layer: int) -> np.ndarray | None:
+        """Read K alone of all blocks, float32 [num_kv_heads, n, head_dim], not to be written, where
+        they lie in memory together; else None, and nothing is read."""
+        rows = self.span(layer)
+        if rows is None:
+            return None
+        keys = rows.k.view()
+        self._count(keys.nbytes)
+        keys.flags.writeable = False
+        return keys
+
     def resident(self, layer: int, block: int) -> LayerRows | None:
         """The rows of a block that is in memory, as views, without reading it; else None."""
         tokens = self.tokens(layer, block)
@@ -153,7 +165,11 @@ class BlockStore:
     def count_read(self, tokens: int, heads: np.ndarray | None) -> None:
         """Add K and V of so many tokens of some KV heads to ``bytes_read``."""
         read = self.num_kv_heads if heads is None else int(np.count_nonzero(heads))
-        self._count(2 * 4 * read * tokens * self.head_dim)
+        self.count_rows(read * tokens)
+
+    def count_rows(self, rows: int) -> None:
+        """Add so many rows of K, and as many of V, to ``bytes_read``."""
+        self._count(2 * 4 * rows * self.head_dim)
 
     def _count(self, nbytes: int) -> None:
         with self._counting:  # a ring reads in another thread
@@ -191,8 +207,8 @@ class BlockStore:
         """Put rows into a block from token ``first`` on; its earlier tokens stay."""
         rows, start = self._layers[layer], block * self.block_size
         capacity = rows.k.shape[1] // self.block_size
-        if block >= capacity:  # an eighth more, so that n blocks cost O(n) copies
-            rows = self._allocate(max(block + 1, capacity + capacity // 8))
+        if block >= capacity:  # twice as much: a row is copied once, and what lies idle costs no
+            rows = self._allocate(max(block + 1, 2 * capacity))  # memory until it is written
             rows.k[:, :start], rows.v[:, :start] = (a[:, :start] for a in self._layers[layer][:2])
             self._layers[layer] = rows
         tokens = slice(start + first, start + first + k.shape[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -138,18 +139,29 @@ class XAttentionBSAPolicy(PrefillPolicy):
             q = sample_strides(q, self.stride, self.estimate_sample)
         elif self.estimate_sample < 1:
             scored = sample(blocks, self.estimate_sample)
-        q, parts = padded(q, -q.shape[1] % self.stride), []
+        q = padded(q, -q.shape[1] % self.stride)
+        parts = [flat_group_gemm_fuse_reshape(q, k, self.stride)
+                 for k in self._scored_keys(store, layer, scored, blocks)]
+        sums = softmax_fuse_block_sum(
+            parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2),
+            self.block_size // self.stride, scale=base_2_scale(self.stride, q.shape[2]),
+            is_causal=False)
+        stands_for = np.searchsorted(scored, np.arange(blocks), side="right") - 1
+        return sums if len(scored) == blocks else sums[:, :, stands_for]
+
+    def _scored_keys(
+        self, store: BlockStore, layer: int, scored: np.ndarray, blocks: int
+    ) -> Iterator[np.ndarray]:
+        """Keys of the blocks to score, some at a time; all at once where they lie together."""
+        if self.estimate_from == "f32" and len(scored) == blocks \
+                and store.length(layer) % self.stride == 0 \
+                and (together := store.all_keys(layer)) is not None:
+            yield together
+            return
         for first in range(0, len(scored), KEY_BLOCKS):
             keys = [self._keys(store, layer, int(b)) for b in scored[first : first + KEY_BLOCKS]]
             k = np.concatenate(keys, axis=1)
-            parts.append(flat_group_gemm_fuse_reshape(q, padded(k, -k.shape[1] % self.stride),
-                                                      self.stride))
-        sums = softmax_fuse_block_sum(
-            np.concatenate(parts, axis=2), self.block_size // self.stride,
-            scale=base_2_scale(self.stride, q.shape[2]), is_causal=False,
-        )
-        stands_for = np.searchsorted(scored, np.arange(blocks), side="right") - 1
-        return sums if len(scored) == blocks else sums[:, :, stands_for]
+            yield padded(k, -k.shape[1] % self.stride)
 
     def _keys(self, store: BlockStore, layer: int, block: int) -> np.ndarray:
         if self.estimate_from == "f32":

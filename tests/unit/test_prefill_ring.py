@@ -87,6 +87,24 @@ def test_no_more_is_read_ahead_than_there_are_slots(slots):
 
 
 @SLOTS
+def test_something_else_is_done_while_the_first_blocks_are_read(slots):
+    store, calls = Watched(), []
+
+    def meanwhile():
+        for _ in range(slots):  # read without a block having been asked for
+            assert store.done.acquire(timeout=10)
+        calls.append(list(store.loaded))
+
+    with Ring(store, slots) as ring:
+        seen = [block for block, _ in ring.stream(0, every(12), meanwhile)]
+        assert seen == list(range(12)) and calls == [list(range(slots))]
+        assert not list(ring.stream(0, [], lambda: calls.append([]))) and len(calls) == 2
+        with pytest.raises(ZeroDivisionError):
+            list(ring.stream(0, every(12), lambda: 1 // 0))
+        assert [block for block, _ in ring.stream(0, [(3, None), (7, None)])] == [3, 7]
+
+
+@SLOTS
 def test_an_error_comes_in_its_block_s_place_and_the_ring_goes_on(slots):
     store = Watched(spoilt=5)
     with Ring(store, slots) as ring:

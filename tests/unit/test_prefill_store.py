@@ -71,6 +71,12 @@ def test_what_is_appended_is_what_is_read(tmp_path_factory, kind, sizes, block_s
             got_k, got_v = read_back(store, 1)
             assert np.array_equal(got_k, k[:, :done]) and np.array_equal(got_v, v[:, :done])
             assert store.bytes_read == 3 * got_k.nbytes
+            together = store.all_keys(1)
+            assert (together is None) == (kind != "memory")
+            if together is not None:
+                assert np.array_equal(together, got_k) and not together.flags.writeable
+                assert store.bytes_read == 4 * got_k.nbytes
+                assert store.resident_bytes == store.n_blocks(1) * store.block_bytes
     assert not list(folder.glob("course-kv-*"))
 
 
