@@ -10,6 +10,8 @@ pass: a merge rounds where one pass does not.
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,8 +38,9 @@ class ChunkedPrefill:
     """Attends chunk after chunk of a prompt, layer by layer, under a policy.
 
     store keeps the history; slots: how many blocks a ring holds, where the store is a file; trace:
-    whether ``ring.timeline`` is kept. What was chosen and read is added to ``policy.density``.
-    Use it in a ``with`` statement, inside that of the store.
+    whether ``ring.timeline`` is kept. What was chosen and read is added to ``policy.density``, and
+    the time of attention, without choosing and storing, to ``attend_seconds``. Use it in a ``with``
+    statement, inside that of the store.
     """
 
     def __init__(self, store: BlockStore, policy: PrefillPolicy, *, slots: int = 2,
@@ -45,6 +48,7 @@ class ChunkedPrefill:
         self.store, self.policy = store, policy
         self.ring = Ring(store, slots, trace=trace)
         self.choice: BlockChoice | None = None  # the last one, for pictures
+        self.attend_seconds = 0.0
 
     def attend(self, layer: int, q: Any, k: Any, v: Any) -> np.ndarray:
         """Attention of a chunk, whose rows are then part of the layer's history.
@@ -60,13 +64,18 @@ class ChunkedPrefill:
         reads, kept, keepable = self._choose(layer, q)
         chosen = self.store.bytes_read
         out, lse = empty_part(q)
-        span = self.store.span(layer)
+
+        def attend_itself(out: np.ndarray, lse: np.ndarray) -> None:
+            attend_part(q, own, np.arange(1, q.shape[1] + 1), q.shape[1], None, out, lse)
+
+        start, span = time.perf_counter(), self.store.span(layer)
         if span is None and reads.any():
-            self._attend_stream(layer, q, own, reads, out, lse)
+            self._attend_stream(layer, q, attend_itself, reads, out, lse)
         else:
             if span is not None:
                 self._attend_span(q, span, reads, out, lse)
-            attend_own(q, own, out, lse)
+            attend_itself(out, lse)
+        self.attend_seconds += time.perf_counter() - start
         finite_output(out)
         loaded = self.store.bytes_read - chosen
         cells = loaded // (8 * q.shape[2]) * (len(q) // len(own.k)) * q.shape[1]
@@ -93,17 +102,15 @@ class ChunkedPrefill:
         short = len(reads) * size - n  # tokens that the last block lacks
         self.store.count_rows(size * int(reads.sum()) - short * int(reads[-1:].sum()))
 
-    def _attend_stream(self, layer: int, q: np.ndarray, own: LayerRows, reads: np.ndarray,
-                       out: np.ndarray, lse: np.ndarray) -> None:
-        """History that has to be read, block after block as the ring brings it, and the chunk.
-
-        The chunk is attended while the first blocks are read, and merged last.
-        """
+    def _attend_stream(self, layer: int, q: np.ndarray, attend_itself: Callable,
+                       reads: np.ndarray, out: np.ndarray, lse: np.ndarray) -> None:
+        """History that has to be read, block after block as the ring brings it, and the chunk,
+        which is attended while the first blocks are read, and merged last."""
         wanted = [(block, None if heads.all() else heads)
                   for block, heads in enumerate(reads) if heads.any()]
         visible, (own_out, own_lse) = np.empty(q.shape[1], np.int64), empty_part(q)
         with contextlib.closing(self.ring.stream(
-                layer, wanted, lambda: attend_own(q, own, own_out, own_lse))) as blocks:
+                layer, wanted, lambda: attend_itself(own_out, own_lse))) as blocks:
             for block, rows in blocks:
                 visible.fill(rows.k.shape[1])
                 attend_part(q, rows, visible, rows.k.shape[1], reads[block : block + 1], out, lse)
@@ -155,8 +162,3 @@ class ChunkedPrefill:
             near = rows.k[:, max(first, 0) : first + size]
             whole = near if first >= 0 else self.store.keys(layer, block)
             self.policy.on_block_written(layer, block, whole)
-
-
-def attend_own(q: np.ndarray, own: LayerRows, out: np.ndarray, lse: np.ndarray) -> None:
-    """A chunk over itself, with the causal mask; arrays as of `attend_part`."""
-    attend_part(q, own, np.arange(1, q.shape[1] + 1), q.shape[1], None, out, lse)

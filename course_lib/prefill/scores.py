@@ -30,12 +30,12 @@ def flat_group_gemm_fuse_reshape(q: Any, k: Any, stride: int) -> np.ndarray:
     kernel = backend.kernel("antidiagonal_scores")
     if kernel is None:
         require_finite_keys(k)
-    long_q, long_k = padded(q, -q.shape[1] % stride), padded(k, -k.shape[1] % stride)
+    q, k = padded(q, -q.shape[1] % stride), padded(k, -k.shape[1] % stride)
     if kernel is None:
-        return _antidiagonal_scores(long_q, long_k, stride)
-    out = np.empty((len(q), long_q.shape[1] // stride, long_k.shape[1] // stride), F32)
+        return _antidiagonal_scores(q, k, stride)
+    out = np.empty((len(q), q.shape[1] // stride, k.shape[1] // stride), F32)
     try:
-        kernel(long_q, whole_heads(long_k), stride, out)
+        kernel(q, whole_heads(k), stride, out)
     except ValueError as error:  # a sum: every key is in one, so a bad key is found here, too
         require_finite_keys(k)
         raise NotFiniteError(_NOT_FINITE) from error
