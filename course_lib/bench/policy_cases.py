@@ -120,7 +120,7 @@ def store_for(layers: Sequence[Layer], kind: str, bytes_per_second: float) -> Bl
     """An empty store of one of STORES for these layers."""
     heads, tokens, d = layers[0].k.shape
     if kind == "memory":
-        return BlockStore(len(layers), heads, d, block_size=BLOCK)
+        return BlockStore(len(layers), heads, d, block_size=BLOCK, capacity=tokens)
     return BlockFile(len(layers), heads, d, capacity=tokens, block_size=BLOCK,
                      throttle=bytes_per_second if kind == "slow file" else None)
 

@@ -44,12 +44,14 @@ class Slot:
 class BlockStore:
     """K and V rows of every layer, float32, in blocks that stay in memory.
 
+    capacity: tokens that each layer is going to hold, if that is known: their place is taken at
+    once, in the large pages that a system may have, and rows need not be copied to a larger one.
     ``bytes_read`` counts what callers have read of K and V since the store was made. After
     ``close`` nothing can be read or written. Use it in a ``with`` statement.
     """
 
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, *,
-                 block_size: int = 128) -> None:
+                 block_size: int = 128, capacity: int | None = None) -> None:
         self.num_layers = positive_int(num_layers, "num_layers")
         self.num_kv_heads = positive_int(num_kv_heads, "num_kv_heads")
         self.head_dim = positive_int(head_dim, "head_dim")
@@ -57,7 +59,8 @@ class BlockStore:
         self.bytes_read = 0
         self._counting = threading.Lock()
         self._lengths = [0] * self.num_layers
-        self._layers = [self._allocate(0) for _ in range(self.num_layers)]
+        tokens = 0 if capacity is None else positive_int(capacity, "capacity")
+        self._layers = self._allocate(-(-tokens // self.block_size))
         self._closed = False
 
     @property
@@ -182,7 +185,7 @@ class BlockStore:
     def close(self) -> None:
         """Give the memory back."""
         self._closed = True
-        self._layers = [self._allocate(0) for _ in range(self.num_layers)]
+        self._layers = self._allocate(0)
 
     def __enter__(self) -> BlockStore:
         return self
@@ -199,16 +202,18 @@ class BlockStore:
         if self._closed:
             raise CourseError("The block store is closed; make a new one for the next prompt.")
 
-    def _allocate(self, blocks: int) -> LayerRows:
-        shape = self.num_kv_heads, blocks * self.block_size, self.head_dim
-        return LayerRows(np.empty(shape, F32), np.empty(shape, F32))
+    def _allocate(self, blocks: int, layers: int | None = None) -> list[LayerRows]:
+        layers = self.num_layers if layers is None else layers
+        rows = np.empty((layers, 2, self.num_kv_heads, blocks * self.block_size, self.head_dim),
+                        F32)
+        return [LayerRows(k, v) for k, v in rows]
 
     def _write(self, layer: int, block: int, first: int, k: np.ndarray, v: np.ndarray) -> None:
         """Put rows into a block from token ``first`` on; its earlier tokens stay."""
         rows, start = self._layers[layer], block * self.block_size
         capacity = rows.k.shape[1] // self.block_size
-        if block >= capacity:  # twice as much: a row is copied once, and what lies idle costs no
-            rows = self._allocate(max(block + 1, 2 * capacity))  # memory until it is written
+        if block >= capacity:  # twice as much: what lies idle costs no memory until it is written
+            (rows,) = self._allocate(max(block + 1, 2 * capacity), 1)
             rows.k[:, :start], rows.v[:, :start] = (a[:, :start] for a in self._layers[layer][:2])
             self._layers[layer] = rows
         tokens = slice(start + first, start + first + k.shape[1])

@@ -48,7 +48,7 @@ def left_in(folder):
     return sorted(p.name for p in Path(folder).iterdir())
 
 
-@pytest.mark.parametrize("kind", ["memory", "file", "file with a budget"])
+@pytest.mark.parametrize("kind", ["memory", "memory taken at once", "file", "file with a budget"])
 @settings(max_examples=20)
 @given(sizes=st.lists(st.integers(0, 13), min_size=1, max_size=6), block_size=st.integers(1, 9),
        d=st.integers(1, 6))
@@ -57,7 +57,9 @@ def test_what_is_appended_is_what_is_read(tmp_path_factory, kind, sizes, block_s
     if kind == "file with a budget":
         options = dict(ram_budget=3 * 2 * 4 * 2 * block_size * d)
     folder = tmp_path_factory.getbasetemp()
-    with (BlockStore(2, 2, d, block_size=block_size) if kind == "memory" else
+    capacity = {"memory": None, "memory taken at once": total // 2 + 1}
+    with (BlockStore(2, 2, d, block_size=block_size, capacity=capacity[kind])
+          if kind in capacity else
           block_file(folder, d=d, block_size=block_size, capacity=total, **options)) as store:
         k, v = rows(total, d=d)
         done = 0
@@ -72,7 +74,7 @@ def test_what_is_appended_is_what_is_read(tmp_path_factory, kind, sizes, block_s
             assert np.array_equal(got_k, k[:, :done]) and np.array_equal(got_v, v[:, :done])
             assert store.bytes_read == 3 * got_k.nbytes
             together = store.all_keys(1)
-            assert (together is None) == (kind != "memory")
+            assert (together is None) == (kind not in capacity)
             if together is not None:
                 assert np.array_equal(together, got_k) and not together.flags.writeable
                 assert store.bytes_read == 4 * got_k.nbytes
