@@ -11,7 +11,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 from course_lib import backend
-from course_lib.bench import records
+from course_lib.bench import prefill_speed_report, records
 from course_lib.bench.machine import Kernels
 from course_lib.bench.policy_cases import (
     BLOCK,
@@ -27,6 +27,7 @@ from course_lib.bench.policy_cases import (
     recall,
     run_way,
 )
+from course_lib.bench.prefill_speed import SpeedRecord
 from course_lib.engine import Engine
 from course_lib.lab.captured import Layer, captured
 from course_lib.paths import MODELS
@@ -43,6 +44,7 @@ class PolicyRun:
     cures: list[PolicyRecord] = field(default_factory=list)
     one_pass_ms: dict[tuple[int, int], float] = field(default_factory=dict)
     slow: dict[tuple[int, int], float] = field(default_factory=dict)
+    speed: list[SpeedRecord] = field(default_factory=list)
 
 
 def bench_policies(out: TextIO, *, quick: bool, threads: list[int], csv_path: str | None,
@@ -54,14 +56,20 @@ def bench_policies(out: TextIO, *, quick: bool, threads: list[int], csv_path: st
     engine, code = Engine.load(MODELS / "needle-qwen3"), 0
     rounds = QUICK_ROUNDS if quick else ROUNDS
     steps = rounds * (1 + len(POLICIES) * len(STORES) + len(CURES))
+    measured = list(prefill_speed_report.prompts(engine, quick=quick))
+    turns = QUICK_ROUNDS if quick else prefill_speed_report.ROUNDS
     try:
-        with tqdm(total=len(lengths) * len(counts) * steps, unit="run", file=sys.stderr,
-                  disable=not sys.stderr.isatty()) as bar:
+        with tqdm(total=len(counts) * (len(lengths) * steps + len(measured) * turns), unit="run",
+                  file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
             for tokens in lengths:
                 layers = captured(engine, tokens)
                 for count in counts:
                     kernels.set_threads(count)
                     measure(run, layers, count, rounds, bar.update)
+            for prompt in measured:
+                for count in counts:
+                    kernels.set_threads(count)
+                    run.speed += prefill_speed_report.measure(prompt, count, turns, bar.update)
     except KeyboardInterrupt:
         print("course: interrupted; kept what was finished", file=sys.stderr)
         code = 130
@@ -70,11 +78,12 @@ def bench_policies(out: TextIO, *, quick: bool, threads: list[int], csv_path: st
     if not run.policies:
         return code
     report(out, run)
+    prefill_speed_report.report(out, run.speed)
     rows = run.policies + run.cures
     if csv_path:
         records.write(csv_path, records.csv_text(rows, COLUMNS))
     if json_path:
-        records.write(json_path, records.json_text(rows))
+        records.write(json_path, records.json_text([*rows, *run.speed]))
     return code
 
 

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from course_lib.bench import policy_cases, policy_report
+from course_lib.bench import policy_cases, policy_report, prefill_speed, prefill_speed_report
 from course_lib.bench.policy_cases import CURES, POLICIES, STORES, recall, run_way
+from course_lib.bench.prefill_speed import Ran, Speed, SpeedRecord, Turn, sizes
 from course_lib.cli import main
 from course_lib.lab.captured import captured
 from course_lib.prefill import BlockChoice
@@ -24,6 +25,7 @@ def layers(shipped_engine):
 @pytest.fixture
 def short(monkeypatch, shipped_engine):
     monkeypatch.setattr(policy_report, "QUICK_TOKENS", (512,))
+    monkeypatch.setattr(prefill_speed_report, "QUICK", (512,))
     monkeypatch.setattr(policy_report.Engine, "load", lambda path: shipped_engine)
 
 
@@ -72,7 +74,9 @@ def test_a_slow_file_is_one(layers):
 def test_the_command_writes_a_row_for_every_way(short, tmp_path, capsys):
     path, table = tmp_path / "rows.json", tmp_path / "rows.csv"
     assert main([*ARGS, "--json", str(path), "--csv", str(table)]) == 0
-    rows = json.loads(path.read_text())
+    written = json.loads(path.read_text())
+    rows, speed = ([row for row in written if ("policy" in row) == wanted]
+                   for wanted in (True, False))
     ways = [(row["policy"], row["store"]) for row in rows if row["recall"] is None]
     assert ways == [(name, kind) for kind in STORES for name in POLICIES]
     cures = [row for row in rows if row["recall"] is not None]
@@ -83,6 +87,8 @@ def test_the_command_writes_a_row_for_every_way(short, tmp_path, capsys):
     assert out.count("break-even where reading decides") == len(POLICIES) - 1
     assert "xattn K and V: 1.00 of full's bytes choose, so nothing wins;" in out
     assert "512 tokens, 1 thread; exact in one pass" in out
+    assert "speed on shipped model, 512 tokens, 1 thread: 8 chunks of 64, blocks of 16" in out
+    assert all(row["what"] in out and row["tokens"] == 512 for row in speed)
 
 
 def test_nothing_is_kept_of_lengths_that_are_interrupted(short, monkeypatch, capsys):
@@ -103,3 +109,81 @@ def test_it_is_a_bench_of_its_own(wrong, capsys):
 
 def test_chunks_hold_whole_blocks():
     assert policy_cases.CHUNK % policy_cases.BLOCK == 0
+
+
+# --- the speed to reach --------------------------------------------------------------------------
+
+
+def turn(**changed):
+    ran = {name: Ran(1.0, 0.0, 0.9, 0.1, 1.0, 5) for name in ("full", "file", "slow")}
+    some = {"dense": 1.0, "estimates": [0.1] * 3, **ran, "blocks": 1.0, "one_part": 0.95,
+            "sparse": [Ran(0.4 + at / 10, 0.1, 0.2, 0, share, 0)
+                       for at, share in enumerate((0.5, 0.2, 0.3, 0.1))]}
+    return Turn(**some | changed)
+
+
+def test_each_ratio_stands_beside_its_limit(layers):
+    speed = Speed(layers, "shipped model", 1)
+    turns = [turn(), turn(dense=0.5, slow=Ran(1.2, 0, 0, 1.1, 1, 0)), turn(dense=2.0)]
+    estimates = speed._estimates(turns)
+    assert [r.value for r in estimates] == [0.1] * 3 and estimates[2].limit == 1.5 / 16
+    assert [r.met for r in estimates] == [True, True, False]
+    *ratios, faster = speed._sparse(turns)
+    assert [r.share for r in ratios] == [0.5, 0.2, 0.3, 0.1]
+    assert ratios[0].limit == pytest.approx(0.1 + 1.15 * 0.5) and ratios[0].value == 0.4
+    assert faster.share == 0.3 and faster.value == pytest.approx(1 / 0.6)
+    assert faster.at_least and faster.limit == 1.85 and not faster.met
+    assert len(speed._sparse([turn(sparse=[Ran(1, 0, 1, 0, 0.4, 0)] * 4)])) == 4
+    merging, bookkeeping, file, slow, memory, growth = speed._parts(turns)
+    assert merging.value == pytest.approx(0.05 * 0.9)
+    assert bookkeeping.value == pytest.approx(0.1) and file.value == 1.0
+    assert slow.value == 1.0 and memory.value == 5 / (5 * speed._block_bytes(16))
+    assert growth.value == 0 and growth.met
+
+
+def test_what_is_measured_is_what_is_named(layers):
+    speed = Speed(layers, "shipped model", 1)
+    full, file = speed.full(), speed.offloaded()
+    slow = speed.offloaded(speed.slow)
+    assert full.applied == file.applied == slow.applied == 1.0
+    assert full.loading == 0 < file.loading and full.attention <= full.seconds
+    assert slow.loading > 0.5 * full.seconds
+    assert file.resident == speed.budget + speed._block_bytes(16) < full.resident
+    assert speed.sparse(prefill_speed.per_head(0.02)).applied < 1
+    assert speed.history(1) > 0 and speed.estimate(8) > 0
+
+
+def test_chunks_are_eighths_of_a_prompt():
+    assert [sizes(n) for n in (200, 1024, 2048, 4096, 8192, 16384)] == [
+        (64, 16), (128, 32), (256, 64), (512, 128), (1024, 128), (2048, 128)]
+
+
+def test_layers_behind_the_last_one_wanted_are_not_computed(shipped_engine, layers, monkeypatch):
+    found = prefill_speed_report.some_layers(shipped_engine, 512, (0, 1))
+    assert len(found) == 2
+    assert all(np.array_equal(a.q, b.q) for a, b in zip(found, layers, strict=False))
+
+
+def test_the_small_model_is_measured_where_it_is_installed(shipped_engine, monkeypatch):
+    monkeypatch.setattr(prefill_speed_report, "locate", lambda name: None)
+    assert [(p.source, p.tokens) for p in prefill_speed_report.prompts(
+        shipped_engine, quick=False)] == [
+            ("shipped model", 2048), ("shipped model", 4096), ("synthetic topics", 16384)]
+    monkeypatch.setattr(prefill_speed_report, "locate", lambda name: "small.gguf")
+    monkeypatch.setattr(prefill_speed_report.Engine, "load", lambda path: shipped_engine)
+    some = list(prefill_speed_report.prompts(shipped_engine, quick=False))
+    assert [p.tokens for p in some if p.source == "SmolLM2-135M"] == [2048, 4096, 8192]
+    assert [p.tokens for p in prefill_speed_report.prompts(shipped_engine, quick=True)] == [1024]
+
+
+def test_a_limit_that_is_passed_has_a_star(capsys):
+    import sys
+
+    prefill_speed_report.report(sys.stdout, [
+        SpeedRecord("a / b", "shipped model", 2048, 2, 1.2, 1.0),
+        SpeedRecord("b / a", "shipped model", 2048, 2, 1.2, 1.0, at_least=True, share=0.25)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == ("speed on shipped model, 2048 tokens, 2 threads: 8 chunks of 256, blocks "
+                        "of 64, 4 slots")
+    assert lines[3].split() == ["a", "/", "b", "1.200", "<=", "1.000", "*"]
+    assert lines[4].split() == ["b", "/", "a", "1.200", ">=", "1.000", "0.25"]
