@@ -12,6 +12,7 @@ from course_lib.arrays import F32
 from course_lib.bench.attention_cases import HEAD_DIM
 from course_lib.bench.groups import Bench, Group, Kernel, Plan, Work
 from course_lib.engine import layers
+from course_lib.prefill.lse import merge_into
 from course_lib.prefill.scores import softmax_fuse_block_sum
 
 NUM_HEADS, NUM_KV_HEADS = 4, 2
@@ -30,6 +31,7 @@ def plans() -> list[Plan]:
     return [*attention,
             Plan("prefill", "antidiagonal scores", build_antidiagonal),
             Plan("prefill", "block sums", build_block_sums),
+            Plan("prefill", "merge parts", build_merge),
             Plan("prefill", "quantize_rows", build_quantize, all_threads=False),
             Plan("prefill", "layers", build_layers, all_threads=False)]
 
@@ -88,6 +90,16 @@ def build_block_sums(bench: Bench) -> Group:
 
     work = Work(f"block_sums stride {STRIDE}", call, "block_sums", numpy="mass")
     return Group([work], {"mass": reference}, "f32", 2048)
+
+
+def build_merge(bench: Bench) -> Group:
+    """The merge of two parts of attention, of 512 queries."""
+    shape = NUM_HEADS * 512, HEAD_DIM
+    part, out, part_lse, lse = (bench.normal(*shape), bench.normal(*shape),
+                                np.zeros(shape[0]), np.zeros(shape[0]))
+    work = Work(f"merge_parts {shape[0]}x{shape[1]}",
+                lambda kernel: kernel(part, part_lse, out, lse), "merge_parts", numpy="merge")
+    return Group([work], {"merge": lambda: merge_into(out, lse, part, part_lse)})
 
 
 def build_quantize(bench: Bench) -> Group:

@@ -23,7 +23,7 @@ from course_lib.prefill.lse import (
     attend_part,
     check_block_lists,
     empty_part,
-    merge_into,
+    merge_part,
     readers,
 )
 from course_lib.prefill.policy import BlockChoice, PrefillPolicy
@@ -114,7 +114,7 @@ class ChunkedPrefill:
             for block, rows in blocks:
                 visible.fill(rows.k.shape[1])
                 attend_part(q, rows, visible, rows.k.shape[1], reads[block : block + 1], out, lse)
-        merge_into(out, lse, own_out, own_lse)
+        merge_part(out, lse, own_out, own_lse)
 
     def close(self) -> None:
         """End the ring's thread; the store stays open."""

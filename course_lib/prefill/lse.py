@@ -168,6 +168,16 @@ def merge_into(out: np.ndarray, lse: np.ndarray, part: np.ndarray, part_lse: np.
     lse[...] = np.where(both, merged_lse, np.where(fresh, part_lse, lse))
 
 
+def merge_part(out: np.ndarray, lse: np.ndarray, part: np.ndarray, part_lse: np.ndarray) -> None:
+    """As `merge_into`, by the compiled kernel where there is one."""
+    compiled = backend.kernel("merge_parts")
+    if compiled is None:
+        merge_into(out, lse, part, part_lse)
+    else:
+        d = out.shape[-1]
+        compiled(part.reshape(-1, d), part_lse.reshape(-1), out.reshape(-1, d), lse.reshape(-1))
+
+
 def exp(x: np.ndarray) -> np.ndarray:
     """e^x for float64 x <= 0, within 3e-16 of it relatively; 0 below -700 and for NaN.
 

@@ -95,13 +95,11 @@ struct partial_merge {
     unsigned char fresh[PREFILL_BAND], absent[PREFILL_BAND];  /* nothing before; no part */
 };
 
-/* The LSEs of a band's parts from its softmax sums; then merge them into those before, and find the
- * weights. The larger of two LSEs has exp(0) = 1, so one exp gives both. */
-static void partial_merge_lse(const float *largest, const float *total, struct partial_merge *m)
+/* Merge the LSEs of a band's parts into those before, and find the weights. The larger of two LSEs
+ * has exp(0) = 1, so one exp gives both. */
+static void partial_merge_lse(struct partial_merge *m)
 {
     double first[PREFILL_BAND], second[PREFILL_BAND], merged[PREFILL_BAND];
-    for (ptrdiff_t r = 0; r < PREFILL_BAND; r++)
-        m->part[r] = (double)largest[r] + partial_ln((double)total[r]);
     for (ptrdiff_t r = 0; r < PREFILL_BAND; r++) {
         double before = m->before[r], part = m->part[r];
         double most = before > part ? before : part;
@@ -158,7 +156,9 @@ static ptrdiff_t partial_block(const struct prefill_work *work, const struct pre
         largest[r] = sum.largest, total[r] = sum.total;
         merge.before[r] = r < rows ? lse[r] : -INFINITY;
     }
-    partial_merge_lse(largest, total, &merge);
+    for (ptrdiff_t r = 0; r < PREFILL_BAND; r++)
+        merge.part[r] = (double)largest[r] + partial_ln((double)total[r]);
+    partial_merge_lse(&merge);
     memcpy(lse, merge.before, (size_t)rows * sizeof *lse);
     band_outputs(work, s, values, visible, rows);
     v16 sum = v16_set(0.0f);
@@ -263,4 +263,46 @@ static ptrdiff_t partial_attention(const struct prefill_input *in, ptrdiff_t blo
     free(prefill->status);
     free(work.keys);
     return result;
+}
+
+struct merge_work {
+    const float *part;
+    const double *part_lse;
+    ptrdiff_t rows, d;
+    float *out;
+    double *lse;
+};
+
+/* A band of rows of parts that are there already. */
+static void merge_piece(void *context, ptrdiff_t index, int thread)
+{
+    (void)thread;
+    const struct merge_work *work = context;
+    ptrdiff_t first = index * PREFILL_BAND, d = work->d;
+    ptrdiff_t rows = work->rows - first < PREFILL_BAND ? work->rows - first : PREFILL_BAND;
+    struct partial_merge merge;
+    for (ptrdiff_t r = 0; r < PREFILL_BAND; r++) {
+        merge.before[r] = r < rows ? work->lse[first + r] : -INFINITY;
+        merge.part[r] = r < rows ? work->part_lse[first + r] : -INFINITY;
+    }
+    partial_merge_lse(&merge);
+    memcpy(work->lse + first, merge.before, (size_t)rows * sizeof *work->lse);
+    for (ptrdiff_t r = 0; r < rows; r++) {
+        const float *part = work->part + (first + r) * d;
+        float *out = work->out + (first + r) * d;
+        if (merge.absent[r])
+            continue;
+        if (merge.fresh[r])
+            memcpy(out, part, (size_t)d * sizeof *out);
+        else
+            partial_merge_row(part, merge.weight_before[r], merge.weight_part[r], d, out);
+    }
+}
+
+static void merge_parts(const float *part, const double *part_lse, ptrdiff_t rows, ptrdiff_t d,
+                        int threads, float *out, double *lse)
+{
+    struct merge_work work = {part, part_lse, rows, d, out, lse};
+    parallel_for((rows + PREFILL_BAND - 1) / PREFILL_BAND,
+                 useful_threads(4 * (double)rows * (double)d, threads), merge_piece, &work);
 }

@@ -338,6 +338,7 @@ static ptrdiff_t prefill_attention(const struct prefill_input *in, ptrdiff_t imp
 static const struct prefill_kernels prefill_kernels = {
     .attention = prefill_attention,
     .partial = partial_attention,
+    .merge = merge_parts,
     .antidiagonal_scores = antidiagonal_scores,
     .block_sums = block_sums,
 };

@@ -48,6 +48,11 @@ struct prefill_kernels {
     ptrdiff_t (*partial)(const struct prefill_input *in, ptrdiff_t block_size,
                          const unsigned char *reads, int threads, float *out, double *lse);
 
+    /* Merge parts with their LSEs, part[rows][d] and part_lse[rows], into out and lse of the parts
+     * before, as `partial` merges a block: out[rows][d], lse[rows]. */
+    void (*merge)(const float *part, const double *part_lse, ptrdiff_t rows, ptrdiff_t d,
+                  int threads, float *out, double *lse);
+
     /* out[num_heads][q_rows / s][k_rows / s], where s = stride divides both:
      * out[h][m][n] = sum over i < s of q[h][m s + s - 1 - i] . k[n s + i], one dot of s * d
      * products. q [num_heads][q_rows][d], k [num_kv_heads][k_rows][d] with a head stride.

@@ -35,6 +35,8 @@ cdef extern from "prefill.h":
                             float *out, float *importance) nogil
         ptrdiff_t partial(const prefill_input *input, ptrdiff_t block_size,
                           const unsigned char *reads, int threads, float *out, double *lse) nogil
+        void merge(const float *part, const double *part_lse, ptrdiff_t rows, ptrdiff_t d,
+                   int threads, float *out, double *lse) nogil
         ptrdiff_t antidiagonal_scores(const float *q, ptrdiff_t num_heads, ptrdiff_t q_rows,
                                       const float *k, ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
                                       ptrdiff_t k_head_stride, ptrdiff_t d, ptrdiff_t stride,
@@ -56,6 +58,16 @@ cdef int require_visible(const prefill_input *input) except -1:
         if not 0 <= input.visible[i] <= input.n:
             raise ValueError(f"visible must be 0 to {input.n}, the tokens of k; row {i} has "
                              f"{input.visible[i]}")
+    return 0
+
+
+cdef int require_logarithms(const double *lse, ptrdiff_t count, str name) except -1:
+    """ValueError for an LSE that is none."""
+    cdef ptrdiff_t i
+    for i in range(count):
+        if not lse[i] < INFINITY:
+            raise ValueError(f"{name} must not hold NaN or +inf; -inf is a row without tokens "
+                             "so far")
     return 0
 
 
@@ -140,7 +152,7 @@ def partial_attention(Variant variant not None, q, k, v, visible, block_size, re
     cdef Private prefixes
     cdef prefill_input input
     cdef ptrdiff_t size = whole(block_size, "block_size", 1, LARGEST_INDEX), blocks
-    cdef ptrdiff_t i, status
+    cdef ptrdiff_t status
     cdef const unsigned char *reading = NULL
     cdef double *logarithms = <double *>sums.view.buf
     cdef int threads = num_threads
@@ -167,9 +179,7 @@ def partial_attention(Variant variant not None, q, k, v, visible, block_size, re
     input.v, input.visible = <const float *>values.view.buf, <const int64_t *>prefixes.data
     input.k_head_stride, input.v_head_stride = keys.head_stride(), values.head_stride()
     require_visible(&input)
-    for i in range(input.num_heads * input.rows):
-        if not logarithms[i] < INFINITY:
-            raise ValueError("lse must not hold NaN or +inf; -inf is a row without tokens so far")
+    require_logarithms(logarithms, input.num_heads * input.rows, "lse")
     if input.rows == 0 or input.n == 0:
         return
     with nogil:
@@ -181,6 +191,37 @@ def partial_attention(Variant variant not None, q, k, v, visible, block_size, re
         raise ValueError("the output is not finite; a V row is bad")
     if status == PREFILL_NO_MEMORY:
         raise MemoryError(f"partial attention over {input.n} tokens")
+
+
+@operation
+def merge_parts(Variant variant not None, part, part_lse, out, lse):
+    """Merge attention over a part of the context into that over the parts before.
+
+    part float32 [rows, d] with part_lse float64 [rows], natural logarithms, -inf where a row has no
+    tokens; out float32 [rows, d] and lse float64 [rows] hold the parts before, zeros and -inf where
+    there are none, and receive the merged ones. ValueError, with nothing written, for an LSE that
+    is NaN or +inf, shapes that disagree and outputs that share memory; TypeError for a wrong dtype.
+    """
+    cdef Array added = Array(part, "part", "float32", 2)
+    cdef Array added_sums = Array(part_lse, "part_lse", "float64", 1)
+    cdef Array result = Array(out, "out", "float32", 2, True)
+    cdef Array sums = Array(lse, "lse", "float64", 1, True)
+    cdef ptrdiff_t rows = added.size(0), d = added.size(1)
+    cdef const double *logarithms = <const double *>added_sums.view.buf
+    cdef int threads = num_threads
+    if d == 0:
+        raise ValueError("part must have at least one value a row")
+    added_sums.require_shape((rows,), "to have one number for each row of part")
+    result.require_shape((rows, d), "like part")
+    sums.require_shape((rows,), "to have one number for each row of part")
+    apart((result, sums), (added, added_sums))
+    require_logarithms(logarithms, rows, "part_lse")
+    require_logarithms(<const double *>sums.view.buf, rows, "lse")
+    if rows == 0:
+        return
+    with nogil:
+        variant.c.prefill.merge(<const float *>added.view.buf, logarithms, rows, d, threads,
+                                <float *>result.view.buf, <double *>sums.view.buf)
 
 
 @operation

@@ -572,6 +572,16 @@ def antidiagonal_scores(bits, kvh, group, q_squares, k_squares, stride, d, room=
             outputs(out=(F32, (kvh * group, q_squares, k_squares))))
 
 
+@maker(*(dict(rows=5, d=20) | changed for changed in (
+    {}, dict(d=1), dict(rows=30, d=64), dict(d=16, spread=9), dict(d=130, empty=2))),
+       rows=(0, 40), d=(1, 40), spread=(0, 10), empty=(0, 3))
+def merge_parts(bits, rows, d, spread=3, empty=0):
+    lse = [bits.whole(rows, -2**20, 2**20) * 2.0**(spread - 20) for _ in range(2)]
+    lse[0][:empty], lse[1][1 : 1 + empty] = -np.inf, -np.inf
+    return (dict(part=bits.floats((rows, d), 0, 2), part_lse=lse[0]),
+            dict(out=bits.floats((rows, d), 0, 2), lse=lse[1]))
+
+
 @maker(*(dict(heads=2, rows=6, columns=20, size=4) | changed for changed in (
     {}, dict(size=1), dict(size=30), dict(seen=17), dict(causal_from=14), dict(rows=17, size=8),
     dict(columns=1), dict(columns=200, size=16), dict(columns=33, causal_from=0, first=2, last=5),

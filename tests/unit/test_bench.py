@@ -70,6 +70,7 @@ def tiny_plans():
             Plan("prefill", "prefill", partial(prefill_cases.build_attention, 40)),
             Plan("prefill", "antidiagonal", prefill_cases.build_antidiagonal),
             Plan("prefill", "mass", prefill_cases.build_block_sums),
+            Plan("prefill", "merge", prefill_cases.build_merge),
             Plan("prefill", "rows", prefill_cases.build_quantize),
             Plan("prefill", "layers", prefill_cases.build_layers)]
 
@@ -256,7 +257,7 @@ def test_a_run_measures_every_kernel(name, tmp_path):
     assert kinds == {(kernel, kv) for kernel in both for kv in ("q8", "f32")} | {
         ("single_pass_q8", "q8"), ("prefill_attention 4/2 heads", "f32"),
         ("antidiagonal_scores stride 16", "f32"), ("block_sums stride 16", "f32"),
-        ("quantize_rows 4096x128", None),
+        ("merge_parts 2048x128", None), ("quantize_rows 4096x128", None),
         ("rms_norm 256x2048", None), ("rope 256x2048", None), ("silu_mul 256x6144", None),
     } | {(f"{kind}_{form} 64x32", None) for kind in ("gemv", "gemm5")
          for form in linear_cases.FORMATS}
@@ -269,7 +270,7 @@ def test_a_run_measures_every_kernel(name, tmp_path):
         assert (row["vs_portable"] is None) == (name in ("numpy", "portable"))
         assert (row["gb_per_s"] is None) == (row["bandwidth_fraction"] is None)
         assert (row["gb_per_s"] is None) == row["kernel"].startswith(
-            ("gemm", "select", "prefill", "antidiagonal", "block_sums", "r", "silu"))
+            ("gemm", "select", "prefill", "antidiagonal", "block_sums", "merge", "r", "silu"))
         assert row["kernel"] in text
     assert "faster than dense" in text and "not in this build" not in text
     assert ("only NumPy is measured" in text) == (name == "numpy")
@@ -290,7 +291,7 @@ def test_more_threads_are_compared_with_one_and_not_with_numpy(tmp_path):
 def test_parts_and_quick_leave_groups_out_and_quick_says_so():
     code, text = bench("numpy", quick=True)
     assert code == 0 and "gemv" not in text
-    assert "--quick left out 11 of 13 groups: q8_0 1, q8_0 5, q4_0 1" in text
+    assert "--quick left out 12 of 14 groups: q8_0 1, q8_0 5, q4_0 1" in text
     code, text = bench("numpy", parts={"linear"})
     assert code == 0 and "gemv_q4_0 64x32" in text and "two_pass" not in text.split("ms: ")[0]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import kernels_pyx
 from course_lib import attention, backend
+from course_lib.prefill.lse import merge_into
 from course_lib.prefill.scores import softmax_fuse_block_sum
 from course_lib.prefill_attention import attend_prefixes, causal_attention
 from course_lib.sparse_prefill import sparse_prefill_attention
@@ -455,3 +456,45 @@ def test_the_mass_of_blocks_refuses_what_does_not_fit():
     with pytest.raises(TypeError, match="float32"):
         kernel(**right | {"scores": scores.astype(float)})
     assert not out.any()
+
+
+# --- merging parts -------------------------------------------------------------------------------
+
+
+def made_parts(rows, d, seed=0):
+    """Two parts with LSEs, some of them of rows without tokens."""
+    rng = np.random.default_rng(seed)
+    outs = rng.standard_normal((2, rows, d)).astype(F32)
+    lse = 5 * rng.standard_normal((2, rows))
+    lse[0, ::5], lse[1, 1::3] = -np.inf, -np.inf
+    outs[0, ::5], outs[1, 1::3] = 0, 0
+    return outs, lse
+
+
+@variants
+@pytest.mark.parametrize("rows, d", [(1, 1), (29, 40), (100, 64), (7, 130)])
+def test_merged_parts_have_the_bits_of_numpy(variant, rows, d):
+    (want, part), (want_lse, part_lse) = made_parts(rows, d)
+    out, lse = want.copy(), want_lse.copy()
+    with shared_among(2):
+        kernels_pyx.kernels(variant)["merge_parts"](part, part_lse, out, lse)
+    merge_into(want, want_lse, part, part_lse)
+    assert same(out, want) and lse.tobytes() == want_lse.tobytes()
+
+
+def test_merging_refuses_what_does_not_fit():
+    (out, part), (lse, part_lse) = made_parts(6, 8)
+    kernel, before = kernels_pyx.kernels(best)["merge_parts"], out.copy()
+    right = {"part": part, "part_lse": part_lse, "out": out, "lse": lse}
+    for wrong, message in (({"part_lse": part_lse[:5].copy()}, "part_lse must have shape"),
+                           ({"out": out[:, :7].copy()}, "out must have shape"),
+                           ({"lse": lse[:5].copy()}, "lse must have shape"),
+                           ({"part": out}, "share memory"),
+                           ({"part_lse": np.full(6, np.nan)}, "part_lse must not hold NaN"),
+                           ({"lse": np.full(6, np.inf)}, "lse must not hold NaN"),
+                           ({"part": part[:, :0].copy()}, "at least one value")):
+        with pytest.raises(ValueError, match=message):
+            kernel(**right | wrong)
+    with pytest.raises(TypeError, match="float64"):
+        kernel(**right | {"lse": lse.astype(F32)})
+    assert same(out, before)
