@@ -85,16 +85,21 @@ def sizes(tokens: int) -> tuple[int, int]:
     return chunk, min(chunk // 4, 128)
 
 
-def run(layers: Sequence[Layer], make: Callable[[int], PrefillPolicy], chunk: int, block: int,
+def cut(layers: Sequence[Layer], chunk: int) -> list[list[Layer]]:
+    """Chunk after chunk the rows of every layer, each array by itself, as a model computes them."""
+    return [[Layer(*(np.ascontiguousarray(rows[:, first : first + chunk]) for rows in layer))
+             for layer in layers] for first in range(0, layers[0].q.shape[1], chunk)]
+
+
+def run(chunks: Sequence[Sequence[Layer]], make: Callable[[int], PrefillPolicy],
         store: BlockStore) -> Ran:
-    """A prefill in chunks by a policy; the store is closed then."""
-    policy = Watched(make(block))
+    """A prefill of these chunks by a policy; the store is closed then."""
+    policy = Watched(make(store.block_size))
     start = time.perf_counter()
     with store, ChunkedPrefill(store, policy, slots=SLOTS) as prefill:
-        for first in range(0, layers[0].q.shape[1], chunk):
-            rows = slice(first, first + chunk)
-            for number, layer in enumerate(layers):
-                prefill.attend(number, layer.q[:, rows], layer.k[:, rows], layer.v[:, rows])
+        for chunk in chunks:
+            for number, layer in enumerate(chunk):
+                prefill.attend(number, *layer)
         seconds = time.perf_counter() - start
         resident = getattr(store, "peak_resident_bytes", store.resident_bytes)
     return Ran(seconds, policy.seconds, prefill.attend_seconds, prefill.ring.load_seconds,
@@ -113,10 +118,10 @@ class Speed:
         self.layers, self.source, self.threads = layers, source, threads
         self.kv_heads, self.tokens, self.d = layers[0].k.shape
         self.chunk, self.block = sizes(self.tokens)
+        self.chunks = cut(layers, self.chunk)
         self.budget = SLOTS * self._block_bytes(self.block)
         full = [self.full() for _ in range(2)][-1]  # the first one is slower
-        chunks = -(-self.tokens // self.chunk)
-        rows = self.chunk * chunks * (chunks - 1) // 2 * len(layers)
+        rows = self.chunk * len(self.chunks) * (len(self.chunks) - 1) // 2 * len(layers)
         self.slow = rows * self._block_bytes(1) / full.seconds
 
     def _block_bytes(self, block: int) -> int:
@@ -130,13 +135,13 @@ class Speed:
         """By a policy, in memory."""
         store = BlockStore(len(self.layers), self.kv_heads, self.d, block_size=self.block,
                            capacity=self.tokens)
-        return run(self.layers, make, self.chunk, self.block, store)
+        return run(self.chunks, make, store)
 
     def offloaded(self, throttle: float | None = None) -> Ran:
         """All blocks, each read from a file, at so many bytes a second."""
         store = BlockFile(len(self.layers), self.kv_heads, self.d, capacity=self.tokens,
                           block_size=self.block, ram_budget=self.budget, throttle=throttle)
-        return run(self.layers, FullAttentionPolicy, self.chunk, self.block, store)
+        return run(self.chunks, FullAttentionPolicy, store)
 
     def estimate(self, stride: int) -> float:
         """Seconds of the estimate for the whole prompt."""
@@ -166,11 +171,10 @@ class Speed:
         store = BlockFile(len(self.layers), self.kv_heads, self.d, capacity=MANY * size,
                           block_size=size, ram_budget=SLOTS * self._block_bytes(size))
         with store, ChunkedPrefill(store, FullAttentionPolicy(size), slots=SLOTS) as prefill:
-            for chunk in range(MANY):
-                rows = slice(chunk * size, (chunk + 1) * size)
-                for number, layer in enumerate(self.layers):
-                    prefill.attend(number, layer.q[:, rows], layer.k[:, rows], layer.v[:, rows])
-                if chunk in (SETTLED, MANY - 1):
+            for place, chunk in enumerate(cut(self.layers, size)[:MANY]):
+                for number, layer in enumerate(chunk):
+                    prefill.attend(number, *layer)
+                if place in (SETTLED, MANY - 1):
                     found.append(store.resident_bytes)
         return found[1] - found[0]
 

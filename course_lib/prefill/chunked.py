@@ -156,7 +156,7 @@ class ChunkedPrefill:
     def _store(self, layer: int, rows: LayerRows) -> None:
         """Store the chunk and show the policy every block that has grown."""
         start, size = self.store.length(layer), self.store.block_size
-        self.store.append(layer, rows.k, rows.v)
+        self.store.append_checked(layer, rows.k, rows.v)
         for block in range(start // size, self.store.n_blocks(layer)):
             first = block * size - start
             near = rows.k[:, max(first, 0) : first + size]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -69,12 +68,12 @@ class BlockFile(BlockStore):
         """Bytes of K and V that are in memory now: kept blocks, slots, and the one for writing."""
         return (len(self._blocks) + len(self._slots) + 1) * self.block_bytes
 
-    def append(self, layer: int, k: Any, v: Any) -> None:
-        have, more = self.length(layer), np.shape(k)[1] if np.ndim(k) == 3 else 0
-        if have + more > self.capacity:
-            raise ValueError(f"{more} tokens do not fit: layer {layer} holds {have} of at most "
-                             f"{self.capacity}.")
-        super().append(layer, k, v)
+    def append_checked(self, layer: int, k: np.ndarray, v: np.ndarray) -> None:
+        have = self.length(layer)
+        if have + k.shape[1] > self.capacity:
+            raise ValueError(f"{k.shape[1]} tokens do not fit: layer {layer} holds {have} of at "
+                             f"most {self.capacity}.")
+        super().append_checked(layer, k, v)
 
     def make_slots(self, count: int) -> tuple[Slot, ...]:
         """Up to ``count`` slots for a ring, as many as the budget holds, at least one.

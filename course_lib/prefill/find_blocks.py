@@ -21,19 +21,28 @@ REASONS = ("not_selected", "sink", "diagonal", "threshold", "all")
 class ThresholdTrace:
     """Which blocks the threshold kept, and why.
 
-    score float32 [H, Q, K], the sums that decided. rank int64 [H, Q, K], 1 for the first of the
-    order in which blocks were taken. mass_before float64 [H, Q, K]: the mass of the blocks before
-    it. need float64 [H, Q, 1]. visible and mask bool [H, Q, K]. reason int8 [H, Q, K], an index
-    into REASONS.
+    score float32 [H, Q, K], the sums that decided. order int64 [H, Q, K]: the blocks as they were
+    taken; before float64 [H, Q, K]: the mass taken before each of these. need float64 [H, Q, 1].
+    visible and mask bool [H, Q, K]. reason int8 [H, Q, K], an index into REASONS.
     """
 
     score: np.ndarray
-    rank: np.ndarray
-    mass_before: np.ndarray
+    order: np.ndarray
+    before: np.ndarray
     need: np.ndarray
     visible: np.ndarray
     mask: np.ndarray
     reason: np.ndarray
+
+    @property
+    def rank(self) -> np.ndarray:
+        """The place of each block in the order, from 1 on, int64 [H, Q, K]."""
+        return _in_place_of(self.order, np.arange(1, self.order.shape[2] + 1))
+
+    @property
+    def mass_before(self) -> np.ndarray:
+        """The mass of the blocks taken before each block, float64 [H, Q, K]."""
+        return _in_place_of(self.order, self.before)
 
 
 def find_blocks_chunked(
@@ -90,9 +99,7 @@ def threshold_blocks(block_sums: Any, current_index: int, threshold: Any, *,
         _, rows, columns = sums.shape
         reason[:, np.arange(rows), np.arange(rows) + current_index] = REASONS.index("diagonal")
     reason[:, :, 0] = REASONS.index("sink")
-    return ThresholdTrace(
-        sums, _in_place_of(order, np.arange(1, order.shape[2] + 1)), _in_place_of(order, before),
-        need, visible, mask, reason)
+    return ThresholdTrace(sums, order, before, need, visible, mask, reason)
 
 
 def descending(mass: np.ndarray, first: np.ndarray | None = None) -> np.ndarray:

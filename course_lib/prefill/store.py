@@ -109,8 +109,12 @@ class BlockStore:
                              f"{self.head_dim}], not {k.shape}, {v.shape}.")
         require_finite(k, "k", first_token=have)
         require_finite(v, "v", first_token=have)
+        self.append_checked(layer, k, v)
+
+    def append_checked(self, layer: int, k: np.ndarray, v: np.ndarray) -> None:
+        """As `append`, of rows that are known to fit and to be finite."""
         self._require_open()
-        done = 0
+        have, done = self.length(layer), 0
         while done < k.shape[1]:
             block, first = divmod(have + done, self.block_size)
             part = slice(done, done + min(self.block_size - first, k.shape[1] - done))

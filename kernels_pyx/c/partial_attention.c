@@ -231,7 +231,6 @@ static ptrdiff_t partial_attention(const struct prefill_input *in, ptrdiff_t blo
     block_size = block_size < in->n ? block_size : in->n;
     ptrdiff_t padded = tile_round_up(in->d, 16), tokens = tile_round_up(block_size, TILE_KEYS);
     ptrdiff_t blocks = (in->n + block_size - 1) / block_size;
-    double numbers = (double)in->num_kv_heads * (double)in->n * (double)in->d;
     struct partial_work work = {
         .prefill = {.in = in, .keys_apart = 1, .padded = padded, .tokens = tokens, .out = out},
         .reads = reads, .block_size = block_size, .blocks = blocks,
@@ -250,10 +249,9 @@ static ptrdiff_t partial_attention(const struct prefill_input *in, ptrdiff_t blo
     work.keys = malloc((keys + values) * sizeof(float));
     work.values = work.keys ? work.keys + keys : NULL;
     if (prefill->scratch && prefill->status && work.keys) {
-        /* Packing takes some 4 multiply-adds a number. */
-        parallel_for(in->num_kv_heads * blocks, useful_threads(4 * numbers, threads), partial_pack,
-                     &work);
-        parallel_for(pieces, threads, partial_piece, &work);
+        const struct stage stages[] = {{in->num_kv_heads * blocks, partial_pack},
+                                       {pieces, partial_piece}};
+        parallel_stages(stages, 2, threads, &work);
         result = PREFILL_DONE;
         for (ptrdiff_t i = pieces - 1; i >= 0; i--)
             if (prefill->status[i] != PREFILL_DONE)
