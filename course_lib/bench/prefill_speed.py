@@ -29,6 +29,7 @@ STRIDES = (4, 8, 16)
 THRESHOLDS = (0.9, 0.3, 0.1, 0.02)
 CHUNKS, SLOTS = 8, 4
 LITTLE = 0.30  # applied density at which a sparse prefill has to be clearly faster
+PAIRS = 5
 MANY, SETTLED = 200, 40  # chunks of the run that shows whether memory grows, and from which one on
 
 
@@ -66,7 +67,7 @@ class Ran(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What was measured once, in this order; seconds where it is no Ran."""
+    """What was measured once, in this order: seconds, but a share for merging."""
 
     dense: float
     estimates: list[float]
@@ -74,8 +75,7 @@ class Turn(NamedTuple):
     file: Ran
     slow: Ran
     sparse: list[Ran]
-    blocks: float
-    one_part: float
+    merging: float
 
 
 def sizes(tokens: int) -> tuple[int, int]:
@@ -150,19 +150,24 @@ class Speed:
             xattn_estimate(layer.q, layer.k, stride=stride, block_size=self.block, threshold=0.9)
         return time.perf_counter() - start
 
-    def history(self, blocks: int) -> float:
-        """Seconds of the last chunk's attention to what is before it, in parts of so many blocks
-        that are merged."""
-        layer, size = self.layers[0], self.block * blocks
-        q = np.ascontiguousarray(layer.q[:, -self.chunk :])
-        together = self.block * TOGETHER
-        out, lse = empty_part(q)
-        start = time.perf_counter()
-        for first in range(0, self.tokens - self.chunk, together):
-            last = min(first + together, self.tokens - self.chunk)
-            part = _rows(layer, first, last)
-            attend_part(q, part, np.full(self.chunk, last - first, np.int64), size, None, out, lse)
-        return time.perf_counter() - start
+    def merging(self) -> float:
+        """Share of attention that merging takes: the last chunk's attention to what is before it,
+        block by block, beside the same in parts of many blocks; the median of pairs."""
+        layer, history = self.layers[0], self.tokens - self.chunk
+        q, size = self.chunks[-1][0].q, self.block * TOGETHER
+        parts = [LayerRows(layer.k[:, at : at + size], layer.v[:, at : at + size]).upto(
+            min(size, history - at)) for at in range(0, history, size)]
+
+        def seconds(block_size: int) -> float:
+            out, lse = empty_part(q)
+            start = time.perf_counter()
+            for part in parts:
+                seen = np.full(q.shape[1], part.k.shape[1], np.int64)
+                attend_part(q, part, seen, block_size, None, out, lse)
+            return time.perf_counter() - start
+
+        seconds(self.block)  # the first one is slower
+        return median(1 - seconds(size) / seconds(self.block) for _ in range(PAIRS))
 
     def growth(self) -> int:
         """How many bytes of K and V are added to memory from one chunk to the last of many, of a
@@ -215,7 +220,7 @@ class Speed:
         """What a chunk spends beside attention, what reading adds, and what lies in memory."""
         slot = self._block_bytes(self.block)
         records = [
-            self._told(turns, "merging / chunk", lambda t: max(0.0, 1 - t.one_part / t.blocks)
+            self._told(turns, "merging / chunk", lambda t: max(0.0, t.merging)
                        * t.full.attention / t.full.seconds, 0.03),
             self._told(turns, "bookkeeping / chunk", lambda t: 1 - (
                 t.full.attention + t.full.choosing) / t.full.seconds, 0.03),
@@ -235,7 +240,7 @@ class Speed:
         turn = Turn(one_pass(self.layers), [self.estimate(stride) for stride in STRIDES],
                     self.full(), self.offloaded(), self.offloaded(self.slow),
                     [self.sparse(per_head(threshold)) for threshold in THRESHOLDS],
-                    self.history(1), self.history(TOGETHER))
+                    self.merging())
         done()
         return turn
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from course_lib.prefill.ring import Ring
 from course_lib.prefill.store import BlockStore
 
 TOGETHER = 16
-"""Blocks in memory that are attended in one call: the bits are those of one call for each."""
+"""Blocks in memory that are read in one call: the bits are those of one call for each."""
 
 
 class ChunkedPrefill:
@@ -93,10 +94,12 @@ class ChunkedPrefill:
                      lse: np.ndarray) -> None:
         """History in memory, a few blocks at a time where they lie."""
         size, n = self.store.block_size, rows.k.shape[1]
-        for first in range(0, len(reads), TOGETHER):
-            some = reads[first : first + TOGETHER]
+        taken = np.cumsum(reads.any(axis=1))
+        ends = np.searchsorted(taken, np.arange(TOGETHER, len(taken), TOGETHER)) + 1
+        for first, last in pairwise([0, *ends.tolist(), len(reads)]):
+            some = reads[first:last]
             if some.any():
-                part = rows.map(lambda a, at=first * size: a[:, at : at + TOGETHER * size])  # type: ignore[misc]
+                part = rows.map(lambda a, at=slice(first * size, last * size): a[:, at])  # type: ignore[misc]
                 width = part.k.shape[1]
                 attend_part(q, part, np.full(q.shape[1], width, np.int64), size, some, out, lse)
         short = len(reads) * size - n  # tokens that the last block lacks

@@ -116,7 +116,7 @@ def test_chunks_hold_whole_blocks():
 
 def turn(**changed):
     ran = {name: Ran(1.0, 0.0, 0.9, 0.1, 1.0, 5) for name in ("full", "file", "slow")}
-    some = {"dense": 1.0, "estimates": [0.1] * 3, **ran, "blocks": 1.0, "one_part": 0.95,
+    some = {"dense": 1.0, "estimates": [0.1] * 3, **ran, "merging": 0.05,
             "sparse": [Ran(0.4 + at / 10, 0.1, 0.2, 0, share, 0)
                        for at, share in enumerate((0.5, 0.2, 0.3, 0.1))]}
     return Turn(**some | changed)
@@ -150,7 +150,7 @@ def test_what_is_measured_is_what_is_named(layers):
     assert slow.loading > 0.5 * full.seconds
     assert file.resident == speed.budget + speed._block_bytes(16) < full.resident
     assert speed.sparse(prefill_speed.per_head(0.02)).applied < 1
-    assert speed.history(1) > 0 and speed.estimate(8) > 0
+    assert -1 < speed.merging() < 1 and speed.estimate(8) > 0
 
 
 def test_chunks_are_eighths_of_a_prompt():
