@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib.arrays import LayerRows
+from course_lib.bench.machine import Kernels
 from course_lib.bench.policy_cases import Watched, one_pass
 from course_lib.lab.captured import Layer
 from course_lib.prefill import (
@@ -23,7 +24,7 @@ from course_lib.prefill import (
     xattn_estimate,
 )
 from course_lib.prefill.chunked import TOGETHER
-from course_lib.prefill.lse import attend_part, empty_part
+from course_lib.prefill.lse import attend_part, empty_part, merge_part
 
 STRIDES = (4, 8, 16)
 THRESHOLDS = (0.9, 0.3, 0.1, 0.02)
@@ -151,23 +152,35 @@ class Speed:
         return time.perf_counter() - start
 
     def merging(self) -> float:
-        """Share of attention that merging takes: the last chunk's attention to what is before it,
-        block by block, beside the same in parts of many blocks; the median of pairs."""
+        """Share of attention that merging takes, on one thread: of the last chunk's attention to
+        what is before it, as many merges of its rows as there are blocks; the median of pairs."""
         layer, history = self.layers[0], self.tokens - self.chunk
         q, size = self.chunks[-1][0].q, self.block * TOGETHER
         parts = [LayerRows(layer.k[:, at : at + size], layer.v[:, at : at + size]).upto(
             min(size, history - at)) for at in range(0, history, size)]
+        out, lse = empty_part(q)
 
-        def seconds(block_size: int) -> float:
-            out, lse = empty_part(q)
+        def attend() -> float:
             start = time.perf_counter()
             for part in parts:
                 seen = np.full(q.shape[1], part.k.shape[1], np.int64)
-                attend_part(q, part, seen, block_size, None, out, lse)
+                attend_part(q, part, seen, self.block, None, out, lse)
             return time.perf_counter() - start
 
-        seconds(self.block)  # the first one is slower
-        return median(1 - seconds(size) / seconds(self.block) for _ in range(PAIRS))
+        def merge() -> float:
+            start = time.perf_counter()
+            for _ in range(0, history, self.block):
+                merge_part(out, lse, *one)
+            return time.perf_counter() - start
+
+        kernels = Kernels()
+        kernels.set_threads(1)
+        try:
+            attend()  # the first one is slower
+            one = out.copy(), lse.copy()
+            return median(merge() / attend() for _ in range(PAIRS))
+        finally:
+            kernels.set_threads(self.threads)
 
     def growth(self) -> int:
         """How many bytes of K and V are added to memory from one chunk to the last of many, of a
@@ -220,8 +233,8 @@ class Speed:
         """What a chunk spends beside attention, what reading adds, and what lies in memory."""
         slot = self._block_bytes(self.block)
         records = [
-            self._told(turns, "merging / chunk", lambda t: max(0.0, t.merging)
-                       * t.full.attention / t.full.seconds, 0.03),
+            self._told(turns, "merging / chunk", lambda t: (
+                t.merging * t.full.attention / t.full.seconds), 0.03),
             self._told(turns, "bookkeeping / chunk", lambda t: 1 - (
                 t.full.attention + t.full.choosing) / t.full.seconds, 0.03),
             self._told(turns, "file in page cache / memory",

@@ -89,6 +89,6 @@ def report(out: TextIO, records: Sequence[SpeedRecord]) -> None:
         share = "" if record.share is None else f"{record.share:8.2f}"
         print(f"{record.what:>46} {record.value:>8.3f} {sign} {record.limit:>8.3f} {share:>8}"
               f"{'' if record.met else ' *'}", file=out)
-    print("\nmedians of ratios of one run. merging: the last chunk's attention to its history "
-          "block by block,\nbeside the same in parts of many blocks; full: all blocks in chunks, "
-          "in memory. * passes the limit.", file=out)
+    print("\nmedians of ratios of one run. merging: merges of a chunk's rows, one for each block, "
+          "beside the attention\nto these blocks; full: all blocks in chunks, in memory. * passes "
+          "the limit.", file=out)
