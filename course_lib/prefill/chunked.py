@@ -1,7 +1,7 @@
 """Chunked prefill: one layer's attention of a chunk over its history and over itself.
 
 The policy chooses blocks of history; a ring brings them one after the other; each is attended
-without a mask and merged, in ascending order; the chunk itself, with the causal mask, is merged last;
+without a mask and merged, in ascending order; the chunk itself, under its mask, is merged last;
 then its rows are stored. The order is fixed, so the result has the same bits for any number of
 slots and threads, and for a store in memory or in a file. It is not bit-equal to attention in one
 pass: a merge rounds where one pass does not.
