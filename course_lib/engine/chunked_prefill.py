@@ -110,7 +110,7 @@ def _store(config: ModelConfig, tokens: int, options: Chunked) -> BlockStore:
     shape = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
     size = options.policy.block_size
     if not options.offload:
-        return BlockStore(*shape, block_size=size)
+        return BlockStore(*shape, block_size=size, capacity=tokens)
     folder = None if options.offload is True else options.offload
     return BlockFile(*shape, capacity=tokens, folder=folder, block_size=size,
                      ram_budget=options.ram_budget)

@@ -50,9 +50,9 @@ ALWAYS_INLINE __m256i sums_of_4_halves(const __m256i *x)
     return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 }
 
-/* Dots with four rows; returns k + 4 * d. */
-ALWAYS_INLINE const int8_t *q8_dot4(const int8_t *q, const float *q_scale, const int32_t *offsets,
-                                    const int8_t *k, ptrdiff_t d, float *dots)
+/* Dots with four rows. */
+ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t *offsets,
+                           const int8_t *k, ptrdiff_t d, float *dots)
 {
     __m128 s = _mm_setzero_ps();
     for (ptrdiff_t g = 0; g < d / GROUP; g++) {
@@ -68,20 +68,18 @@ ALWAYS_INLINE const int8_t *q8_dot4(const int8_t *q, const float *q_scale, const
         s = _mm_fmadd_ps(_mm_set1_ps(q_scale[g]), _mm_cvtepi32_ps(sums), s);
     }
     _mm_storeu_ps(dots, s);
-    return k + 4 * d;
 }
 
 #elif defined(V16_NEON)
 #include "attention_q8_neon.h"
 #else
 
-ALWAYS_INLINE const int8_t *q8_dot4(const int8_t *q, const float *q_scale, const int32_t *offsets,
-                                    const int8_t *k, ptrdiff_t d, float *dots)
+ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t *offsets,
+                           const int8_t *k, ptrdiff_t d, float *dots)
 {
     (void)offsets;
     for (int r = 0; r < 4; r++)
         dots[r] = q8_dot(q, q_scale, k + r * d, d);
-    return k + 4 * d;
 }
 
 #endif
@@ -239,15 +237,14 @@ ALWAYS_INLINE void q8_dot_run(const int8_t *q, const float *q_scale, const int32
                               const int8_t *k, ptrdiff_t num_rows, ptrdiff_t d, const char *ahead,
                               float *restrict dots)
 {
-    for (; num_rows >= 4; num_rows -= 4, dots += 4) {
-        if (ahead) {
-            prefetch(ahead, 4 * d);
-            ahead += 4 * d;
-        }
-        k = q8_dot4(q, q_scale, offsets, k, d, dots);
+    ptrdiff_t r = 0;
+    for (; r + 4 <= num_rows; r += 4) {
+        if (ahead)
+            prefetch(ahead + r * d, 4 * d);
+        q8_dot4(q, q_scale, offsets, k + r * d, d, dots + r);
     }
-    for (; num_rows > 0; num_rows--, k += d)
-        *dots++ = q8_dot(q, q_scale, k, d);
+    for (; r < num_rows; r++)
+        dots[r] = q8_dot(q, q_scale, k + r * d, d);
 }
 
 /* The same for two queries. */

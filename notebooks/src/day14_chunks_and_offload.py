@@ -1036,6 +1036,6 @@ The formula: $\dfrac{T_\text{sparse}}{T_\text{full}} \approx \kappa + \rho$ · T
 work" cost (quoted).
 
 **Next**: day 15 turns to the other half of prefill, the weights, and reads them once. To read on:
-[prefill/ring.py](../course_lib/prefill/ring.py), 160 lines with all of 14-2;
+[prefill/ring.py](../course_lib/prefill/ring.py), with all of 14-2;
 `./course bench --prefill` measures every policy on three kinds of storage, and prints the break-even line of each.
 """
