@@ -10,6 +10,7 @@ import ast
 import copy
 import io
 import json
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,13 @@ from course_lib.classroom.sealed import Lines
 DAY = 10
 NAME = "day10_sparse_attention.ipynb"
 GOLDEN = Path(__file__).parent / "grades.csv"
+
+
+def lasting(row: dict[str, str]) -> dict[str, str]:
+    """A row of the table without what changes while what is graded does not: digests, and how many
+    lines a cited file has."""
+    kept = {name: value for name, value in row.items() if name != "sha256"}
+    return kept | {"message": re.sub(r"has lines 1 to \d+", "has lines 1 to N", row["message"])}
 
 
 def solution(name: str) -> str:

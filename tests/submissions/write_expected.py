@@ -6,12 +6,12 @@ import io
 import sys
 from pathlib import Path
 
-from folder_of_submissions import GOLDEN
+from folder_of_submissions import GOLDEN, lasting
 
-found = list(csv.DictReader(io.StringIO(Path(sys.argv[1]).read_text(encoding="utf-8-sig"))))
-names = [name for name in found[0] if name != "sha256"]
+rows = csv.DictReader(io.StringIO(Path(sys.argv[1]).read_text(encoding="utf-8-sig")))
+found = [lasting(row) for row in rows]
 out = io.StringIO()
-writer = csv.DictWriter(out, names, lineterminator="\n", extrasaction="ignore")
+writer = csv.DictWriter(out, list(found[0]), lineterminator="\n")
 writer.writeheader()
 writer.writerows(found)
 GOLDEN.write_text(out.getvalue(), encoding="utf-8")
