@@ -107,6 +107,11 @@ class KVCache:
         _write(self._layers[layer], new, have)
         self._lengths[layer] = have + k.shape[1]
 
+    @property
+    def holds_whole_tokens(self) -> bool:
+        """Whether every layer holds the same number of tokens."""
+        return self._lengths.count(self._lengths[0]) == self.num_layers
+
     def with_room(self) -> list[LayerRows]:
         """Return the whole arrays of every layer, with room for one token behind those it holds.
 

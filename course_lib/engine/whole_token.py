@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from course_lib import backend, sparse
-from course_lib.arrays import NotFiniteError
 from course_lib.engine.decode import DecodeAttention
 from course_lib.engine.layers import matrix_parts, rope_tables
 from course_lib.engine.model import Model, rows_of
@@ -25,7 +24,8 @@ def whole_token(model: Model, token: int, attend: DecodeAttention,
     `attend` then has its cost and, if `traced`, its Selections. None, with nothing changed, where
     that takes `Model.hidden`: without the kernel; for a model or an attention of another class,
     which may look at each layer; with forced blocks; for a mixture of experts; for sizes that the
-    kernel does not take; and where a number is not finite, which `Model.hidden` then names.
+    kernel does not take; and where something is wrong, as a number that is not finite, which
+    `Model.hidden` then names.
     """
     compiled = backend.kernel("decoder_layers")
     if compiled is None or type(model) is not Model or type(attend) is not DecodeAttention:
@@ -33,18 +33,20 @@ def whole_token(model: Model, token: int, attend: DecodeAttention,
     if len(attend.force_blocks) or not _sizes_fit(model):
         return None
     config, cache = model.config, attend.cache
+    if not cache.holds_whole_tokens:
+        return None
     weights = [_arrays(layer) for layer in model.weights.layers]
     x, n = rows_of(model.weights.embedding, [token]), cache.length
     cos, sin = rope_tables(np.array([n]), config.head_dim, config.rope_theta, config.rope)
     try:
         choice = None if attend.k is None else _Choice(attend, len(weights),
                                                        config.num_attention_heads)
-    except NotFiniteError:
+        finite, seconds = compiled(
+            x, config.rms_norm_eps, cos, sin, config.num_attention_heads, weights,
+            cache.with_room(), n, ROUNDING_RULES.index(cache.rule),
+            *(_EVERY_ROW if choice is None else choice.arguments))
+    except ValueError:
         return None
-    finite, seconds = compiled(
-        x, config.rms_norm_eps, cos, sin, config.num_attention_heads, weights,
-        cache.with_room(), n, ROUNDING_RULES.index(cache.rule),
-        *(_EVERY_ROW if choice is None else choice.arguments))
     if not finite:
         return None
     cache.count_token()

@@ -116,25 +116,27 @@ def softmax_fuse_block_sum(
         raise ValueError(f"scores {scores.shape} with chunk_start {chunk_start} and real_k_len "
                          f"{real_k_len} leave a row without a column; each must see at least one.")
     rate = np.float32(scale * np.log(2.0))
+    # A block and a start beyond all scores mean the same as the last of them.
+    size = min(size, max(rows, columns))
+    first, last = (min(max(row - chunk_start, 0), rows) for row in (first_q, last_q))
+    start = min(chunk_start, columns) if is_causal else None
     kernel = backend.kernel("block_sums")
     if kernel is not None and np.isfinite(rate) and rate > 0:
         out = np.empty((heads, -(-rows // size), -(-columns // size)), F32)
-        first, last = (min(max(row - chunk_start, 0), rows) for row in (first_q, last_q))
         try:
-            kernel(np.ascontiguousarray(scores), size, rate, seen, chunk_start if is_causal else -1,
-                   first, last, out)
+            kernel(np.require(scores, requirements=("C", "ALIGNED")), size, rate, seen,
+                   -1 if start is None else start, first, last, out)
         except ValueError as error:  # all that is left to find wrong: a score
             raise NotFiniteError(_NOT_FINITE_SCORES) from error
         return out
     if not np.isfinite(scores).all():
         raise NotFiniteError(_NOT_FINITE_SCORES)
-    tiles = _tile_weights(scores, size, rate, seen, chunk_start if is_causal else None)
+    tiles = _tile_weights(scores, size, rate, seen, start)
     # In float64 and one column after the other, so that columns not seen, zeros, change no bit.
     total = np.add.accumulate(tiles, axis=2, dtype=np.float64)[:, :, -1:]
     shares = np.zeros((heads, -(-rows // size) * size, tiles.shape[2]))
     np.divide(tiles, total, out=shares[:, :rows])
-    position = np.arange(shares.shape[1]) + chunk_start
-    shares[:, (position < first_q) | (position >= last_q)] = 0.0
+    shares[:, :first] = shares[:, last:] = 0.0
     return shares.reshape(heads, -1, size, tiles.shape[2]).sum(axis=2).astype(F32)
 
 

@@ -387,3 +387,17 @@ def test_lists_refuse_what_does_not_fit():
         options = {"masks": masks, "rule": "any", "num_kv_heads": 2} | arguments
         with pytest.raises(ValueError, match=message):
             aggregate(**options)
+
+
+@pytest.mark.parametrize("size", [2, 4, 9, 10**18])
+@pytest.mark.parametrize("start", [0, 3, 9, 2**63 - 6, 10**30])
+def test_scores_of_any_layout_and_sizes_beyond_them(size, start):
+    """What is no bad score is not called one."""
+    scores = np.linspace(-3, 3, 90, dtype=np.float32).reshape(2, 5, 9)
+    memory = np.zeros(scores.nbytes + 1, np.uint8)
+    memory[1:] = scores.view(np.uint8).ravel()
+    misaligned = np.frombuffer(memory, np.float32, scores.size, offset=1).reshape(scores.shape)
+    got = softmax_fuse_block_sum(misaligned, size, scale=0.1, is_causal=True, chunk_start=start)
+    want = softmax_fuse_block_sum(scores, min(size, 9), scale=0.1, is_causal=True,
+                                  chunk_start=min(start, 9))
+    assert np.array_equal(got, want) and got.sum() == pytest.approx(10, rel=1e-5)
