@@ -418,7 +418,7 @@ READINGS = {
         "tau_one": Lines(FIND, first="(share == 1)", symbol="threshold_blocks"),
         "visible_only": Lines(FIND, first="mass = np.where(visible, sums, 0.0)",
                               symbol="threshold_blocks"),
-        "padding_rows": Lines(SCORES, first="shares[:, (position < first_q)",
+        "padding_rows": Lines(SCORES, first="shares[:, :first] = shares[:, last:] = 0.0",
                               symbol="softmax_fuse_block_sum"),
         "if_at_most": 5,
     },
