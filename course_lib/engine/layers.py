@@ -17,9 +17,9 @@ from course_lib.attention_common import softmax as numpy_softmax
 from course_lib.engine.rope import RopeScaling
 from course_lib.linear import PackedMatrix, linear
 
-__all__ = ["add_linear", "add_swiglu", "argmax", "linear", "matrix_parts", "project_heads",
-           "rms_norm", "rope", "rope_powers", "rope_tables", "silu_mul", "softmax", "split_heads",
-           "swiglu"]
+__all__ = ["add_linear", "add_swiglu", "argmax", "columns", "linear", "matrix_parts",
+           "project_heads", "rms_norm", "rope", "rope_powers", "rope_tables", "silu_mul", "softmax",
+           "split_heads", "swiglu"]
 
 Matrix = np.ndarray | PackedMatrix
 
@@ -165,7 +165,7 @@ def add_linear(x: np.ndarray, h: np.ndarray, w: Matrix) -> None:
 def add_swiglu(x: np.ndarray, gain: np.ndarray, eps: float, gate_up_proj: Matrix,
                down_proj: Matrix) -> None:
     """x += swiglu(rms_norm(x)) of float32 rows x `[n, hidden]`; one call where n is 1."""
-    inner = down_proj.shape[1] if isinstance(down_proj, np.ndarray) else down_proj.cols
+    inner = columns(down_proj)
     if (compiled := _one_row("swiglu", x, x.shape[-1] % 32, inner % 32)) is not None:
         _compute(compiled, x, gain, eps, *matrix_parts(gate_up_proj), *matrix_parts(down_proj))
         return
@@ -201,6 +201,11 @@ def argmax(x: np.ndarray) -> int:
 def _one_row(name: str, x: np.ndarray, *rest: int) -> Callable[..., Any] | None:
     """The kernel that takes one row through a whole step, if x is one and nothing is left over."""
     return backend.kernel(name) if len(x) == 1 and not any(rest) else None
+
+
+def columns(w: Matrix) -> int:
+    """How many values a row of weights has."""
+    return w.cols if isinstance(w, PackedMatrix) else w.shape[1]
 
 
 def matrix_parts(w: Matrix) -> tuple[np.ndarray, np.ndarray | None]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from course_lib import backend, sparse
 from course_lib.engine.decode import DecodeAttention
-from course_lib.engine.layers import matrix_parts, rope_tables
+from course_lib.engine.layers import columns, matrix_parts, rope_tables
 from course_lib.engine.model import Model, rows_of
 from course_lib.engine.weights import DenseMLP, LayerWeights
 from course_lib.quant import ROUNDING_RULES
@@ -87,13 +87,8 @@ def _sizes_fit(model: Model) -> bool:
     config = model.config
     width = config.num_attention_heads * config.head_dim
     return (not config.hidden_size % 32 and not config.head_dim % 16 and not width % 32
-            and all(isinstance(layer.mlp, DenseMLP) and not _inner(layer.mlp) % 32
+            and all(isinstance(layer.mlp, DenseMLP) and not columns(layer.mlp.down_proj) % 32
                     for layer in model.weights.layers))
-
-
-def _inner(mlp: DenseMLP) -> int:
-    down = mlp.down_proj
-    return down.shape[1] if isinstance(down, np.ndarray) else down.cols
 
 
 def _arrays(layer: LayerWeights) -> tuple[np.ndarray | None, ...]:
