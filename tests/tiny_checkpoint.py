@@ -15,6 +15,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from course_lib.engine import Engine
 from course_lib.engine.config import ModelConfig
 from course_lib.engine.tensor_source import Stored
 
@@ -135,6 +136,13 @@ def write_checkpoint(
         random_tensors(config, seed) if tensors is None else tensors, folder / "model.safetensors"
     )
     return config
+
+
+def tiny_engine(tmp_path_factory, **config) -> Engine:
+    """A tiny model without an end token, for a fixture of a module."""
+    folder = tmp_path_factory.mktemp("tiny")
+    write_checkpoint(folder, eos_token_id=None, **config)
+    return Engine.load(folder)
 
 
 def digest_of_weights(folder: Path) -> str:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from course_lib import attention
-from course_lib.engine import Engine
 from course_lib.lab.online_trace import (
     ORDERS,
     arrange,
@@ -19,7 +18,7 @@ from course_lib.lab.online_trace import (
     trace_online_softmax,
 )
 from course_lib.show import OnlineSoftmaxExplorer
-from tests.tiny_checkpoint import write_checkpoint
+from tests.tiny_checkpoint import tiny_engine
 
 F32 = np.float32
 SCORES = arrays(F32, st.integers(1, 30), elements=st.sampled_from(
@@ -28,9 +27,7 @@ SCORES = arrays(F32, st.integers(1, 30), elements=st.sampled_from(
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder, eos_token_id=None, max_position_embeddings=512)
-    return Engine.load(folder)
+    return tiny_engine(tmp_path_factory, max_position_embeddings=512)
 
 
 @pytest.fixture(scope="module")

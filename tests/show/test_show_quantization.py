@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from course_lib.engine import Engine
 from course_lib.lab.captured import capture
 from course_lib.lab.kv_precision import KVCase, gaussian_case, kv_error
 from course_lib.lab.needle import NeedleOptions, prompt_of
@@ -21,14 +20,12 @@ from course_lib.show.quantization import (
     quantize_with_outlier,
 )
 from course_lib.show.rounding import SIGNS, VALUES, mean_errors
-from tests.tiny_checkpoint import write_checkpoint
+from tests.tiny_checkpoint import tiny_engine
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder, eos_token_id=None, max_position_embeddings=512)
-    return Engine.load(folder)
+    return tiny_engine(tmp_path_factory, max_position_embeddings=512)
 
 
 @pytest.fixture(scope="module")

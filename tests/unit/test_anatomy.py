@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from course_lib.engine import Engine, generate_from
+from course_lib.engine import generate_from
 from course_lib.gather import gather_rows
 from course_lib.lab import anatomy, importance_ranks, needle_place, probe_only
 from course_lib.lab.anatomy import AnatomyOptions, Variant, answer_of, blocks_of_needle
@@ -13,16 +13,14 @@ from course_lib.lab.decode_record import record_decode
 from course_lib.lab.needle import MAX_NEW_TOKENS, NeedleOptions, prompt_of
 from course_lib.selection import ranks
 from course_lib.sparse import importance_sums, probe_scores
-from tests.tiny_checkpoint import write_checkpoint
+from tests.tiny_checkpoint import tiny_engine
 
 TOKENS = 330
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder, eos_token_id=None, max_position_embeddings=2048)
-    return Engine.load(folder)
+    return tiny_engine(tmp_path_factory, max_position_embeddings=2048)
 
 
 @pytest.fixture(scope="module")

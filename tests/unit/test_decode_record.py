@@ -6,21 +6,19 @@ import numpy as np
 import pytest
 
 from course_lib.attention import kv_head, two_pass
-from course_lib.engine import Engine, generate_from
+from course_lib.engine import generate_from
 from course_lib.lab.decode_record import record_decode
 from course_lib.lab.needle import NeedleOptions, prompt_of
 from course_lib.lab.needle_results import run_needle
 from course_lib.lab.prompt_study import PromptStudy, prompt_study
-from tests.tiny_checkpoint import write_checkpoint
+from tests.tiny_checkpoint import tiny_engine
 
 LAYERS, HEADS, TOKENS, STEPS = 2, 4, 330, 20
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder, eos_token_id=None)
-    return Engine.load(folder)
+    return tiny_engine(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

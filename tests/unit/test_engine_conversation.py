@@ -9,16 +9,14 @@ from course_lib.engine.chat import ChatTemplate
 from course_lib.engine.prompt_cache import PromptCache, common_prefix, extend
 from course_lib.errors import CourseError
 from tests.chat_templates import THINKING
-from tests.tiny_checkpoint import write_checkpoint
+from tests.tiny_checkpoint import tiny_engine, write_checkpoint
 
 COMPILED = backend.info().name == "kernels_pyx"
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder, eos_token_id=None)
-    return Engine.load(folder)
+    return tiny_engine(tmp_path_factory)
 
 
 def ask(text):

@@ -14,14 +14,12 @@ from course_lib.engine.sampling import Sampler
 from course_lib.engine.text_stream import TextStream
 from course_lib.engine.tokenizer import BYTE_OF_LETTER
 from course_lib.errors import CourseError
-from tests.tiny_checkpoint import write_checkpoint
+from tests.tiny_checkpoint import tiny_engine, write_checkpoint
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder, eos_token_id=None)
-    return Engine.load(folder)
+    return tiny_engine(tmp_path_factory)
 
 
 def random_ids(n, seed=0):

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from course_lib.engine import Engine
 from course_lib.lab.block_mass import LayerMasses, causal_block_mass
 from course_lib.lab.captured import Layer
 from course_lib.lab.planted import CHUNK, PADDED_FROM, PLANTED, planted
@@ -24,14 +23,12 @@ from course_lib.lab.policy_needle import (
 )
 from course_lib.lab.ruler_run import RulerRunOptions, ruler_records, ruler_summary
 from course_lib.prefill import BlockStore, QuestPolicy, make_policy, xattn_estimate
-from tests.tiny_checkpoint import write_checkpoint
+from tests.tiny_checkpoint import tiny_engine
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder, eos_token_id=None)
-    return Engine.load(folder)
+    return tiny_engine(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -5,20 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from course_lib.engine import Engine
 from course_lib.lab.importance_map import importance_map
 from course_lib.lab.prefill_record import prefill_record, record_prefill
 from course_lib.sparse import importance_sums
-from tests.tiny_checkpoint import write_checkpoint
+from tests.tiny_checkpoint import tiny_engine
 
 TOKENS = 300
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder, eos_token_id=None)
-    return Engine.load(folder)
+    return tiny_engine(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
