@@ -256,7 +256,3 @@ class Speed:
                     self.merging())
         done()
         return turn
-
-
-def _rows(layer: Layer, first: int, last: int) -> LayerRows:
-    return LayerRows(layer.k[:, first:last], layer.v[:, first:last])
