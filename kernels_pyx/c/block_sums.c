@@ -15,17 +15,6 @@ struct block_sums_work {
     unsigned char *bad;  /* [heads][q_blocks]: whether a score is not finite */
 };
 
-static int row_is_finite(const float *x, ptrdiff_t n)
-{
-    ptrdiff_t t = 0;
-    int bad = 0;
-    for (; t + 16 <= n; t += 16)
-        bad |= v16_not_finite(v16_load(x + t));
-    for (; t < n; t++)
-        bad |= !isfinite(x[t]);
-    return !bad;
-}
-
 /* The tiles of the blocks that a row of n scores sees, at least one; returns their total. */
 static double block_sums_row(const float *scores, ptrdiff_t n, ptrdiff_t size, float rate, float *e,
                              float *tiles)
@@ -67,7 +56,7 @@ static void block_sums_piece(void *context, ptrdiff_t index, int thread)
     for (ptrdiff_t row = first; row < end; row++) {
         const float *scores = in->scores + (head * in->rows + row) * in->columns;
         ptrdiff_t n = in->seen;
-        if (!row_is_finite(scores, in->columns))
+        if (first_bad_value(scores, in->columns) >= 0)
             work->bad[index] = 1;
         if (work->bad[index] || row < in->first_row || row >= in->last_row)
             continue;

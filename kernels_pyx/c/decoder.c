@@ -93,8 +93,6 @@ static enum decoder_status decoder_layer(struct decoder_token *token,
         status = decoder_attend(token, layer, scratch, threads);
         token->attention_seconds += seconds_now() - begin;
     }
-    if (status == DECODER_DONE && !all_finite(scratch->context, token->heads * d))
-        status = DECODER_NOT_FINITE;
     if (status == DECODER_DONE)
         status = step_result(attention_output(token->x, scratch->context, &layer->o, threads));
     if (status == DECODER_DONE)

@@ -24,7 +24,7 @@ struct decoder_token {
     float *x;  /* [hidden]: what the first layer reads, and what the last one leaves */
     const float *cos, *sin;
     float eps;
-    ptrdiff_t hidden, heads;
+    ptrdiff_t heads;
     enum rounding_rule rule;  /* of int8 rows */
     int sparse;               /* blocks are chosen; else all rows are read */
     ptrdiff_t block_size, n_probe;

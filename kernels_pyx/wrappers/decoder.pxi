@@ -15,7 +15,7 @@ cdef extern from "decoder.h":
         const float *cos
         const float *sin
         float eps
-        ptrdiff_t hidden, heads
+        ptrdiff_t heads
         rounding_rule rule
         int sparse
         ptrdiff_t block_size, n_probe
@@ -61,7 +61,7 @@ cdef class DecoderLayers:
         if self.count == 0 or len(caches) != self.count:
             raise ValueError("weights and caches must hold one entry for each layer, at least one, "
                              f"not {self.count} and {len(caches)}")
-        self.token.x, self.token.hidden = <float *>self.x.view.buf, self.x.size(1)
+        self.token.x = <float *>self.x.view.buf
         self.token.cos, self.token.sin = (<const float *>cosines.view.buf,
                                           <const float *>sines.view.buf)
         self.token.eps, self.token.sparse = at_least_0(eps), 0
@@ -124,7 +124,7 @@ cdef class DecoderLayers:
         return scale
 
     cdef int take_weights(self, Variant variant, decoder_layer *layer, tuple w) except -1:
-        cdef ptrdiff_t hidden = self.token.hidden, width = self.token.heads * self.d, inner
+        cdef ptrdiff_t hidden = self.x.size(1), width = self.token.heads * self.d, inner
         if len(w) != 12:
             raise ValueError(f"an entry of weights must be 12 arrays, not {len(w)}")
         layer.input_gain = self.gain(variant, w[0], "weights.input_gain", hidden)
@@ -226,30 +226,16 @@ cdef class DecoderChoices:
 
     cdef int take_samples(self, DecoderLayers to, decoder_layer *layer, tuple given) except -1:
         """The packed samples of a layer's first full blocks; (None, None) for none."""
-        cdef Array rows, scale
-        cdef ptrdiff_t n
+        cdef PackedSamples samples
         if len(given) != 2:
             raise ValueError(f"an entry of samples must be (rows, scale), not {len(given)} arrays")
         if given[0] is None:
             return 0
-        rows = Array(given[0], "samples.rows", "float32" if layer.rows.k_scale == NULL else "int8", 3,
-                     heads=True)
-        n = rows.size(1)
-        rows.require_shape((to.kv_heads, n, to.d), "to fit k")
-        require_samples(n, layer.rows.n, to.token.block_size, to.token.n_probe)
-        layer.samples.num_kv_heads, layer.samples.n, layer.samples.d = to.kv_heads, n, to.d
-        layer.samples.k, layer.samples.k_head_stride = rows.view.buf, rows.head_stride()
-        layer.samples.k_scale = layer.samples.v_scale = NULL
-        layer.samples.v = NULL
-        self.held.append(rows)
-        if (given[1] is None) != (layer.rows.k_scale == NULL):
-            raise ValueError("samples.scale belongs to int8 rows, and they need it")
-        if given[1] is not None:
-            scale = Array(given[1], "samples.scale", "float32", 2, heads=True)
-            scale.require_shape((to.kv_heads, n), "to have one for each row of samples")
-            layer.samples.k_scale = <const float *>scale.view.buf
-            layer.samples.k_scale_stride = scale.head_stride()
-            self.held.append(scale)
+        samples = PackedSamples(given[0], given[1], "samples.rows", "samples.scale",
+                                layer.rows.k_scale != NULL)
+        samples.require_fit(&layer.rows, to.token.block_size, to.token.n_probe)
+        layer.samples = samples.rows
+        self.held.append(samples)
         return 0
 
     cdef Array places(self, object array, str name, tuple shape):

@@ -25,10 +25,45 @@ cdef extern from "selection.h":
                                        ptrdiff_t n_probe, int shared, const choice *choice,
                                        float *scores, float *out, int threads, ptrdiff_t *bad_token) nogil
 
+cdef class PackedSamples:
+    """The sampled K rows of the first full blocks of a context, copied together; checked."""
+    cdef Array k, scale
+    cdef kv_rows rows
+
+    def __init__(self, k, scale, str name, str scale_name, bint int8):
+        self.k = Array(k, name, "int8" if int8 else "float32", 3, heads=True)
+        if (scale is not None) != int8:
+            raise ValueError(f"{scale_name} belongs to int8 rows, and they need it")
+        self.rows.num_kv_heads, self.rows.n, self.rows.d = (
+            self.k.size(0), self.k.size(1), self.k.size(2))
+        self.rows.k, self.rows.k_head_stride = self.k.view.buf, self.k.head_stride()
+        self.rows.v, self.rows.k_scale, self.rows.v_scale = NULL, NULL, NULL
+        if scale is not None:
+            self.scale = Array(scale, scale_name, "float32", 2, heads=True)
+            self.scale.require_shape((self.k.size(0), self.k.size(1)),
+                                     "to have one for each row of samples")
+            self.rows.k_scale = <const float *>self.scale.view.buf
+            self.rows.k_scale_stride = self.scale.head_stride()
+
+    cdef int require_fit(self, const kv_rows *of, ptrdiff_t block_size, ptrdiff_t n_probe) except -1:
+        """ValueError unless these can be the samples of full blocks of these rows."""
+        cdef ptrdiff_t n = self.rows.n, full = of.n // block_size
+        cdef ptrdiff_t each = (block_size - 1) // max(1, block_size // n_probe) + 1
+        self.k.require_shape((of.num_kv_heads, n, of.d), "to fit k")
+        if n % each or n // each > full:
+            raise ValueError(f"{self.k.name} must hold {each} rows for each of at most {full} full "
+                             f"blocks, not {n}")
+        return 0
+
+    cdef tuple arrays(self):
+        return (self.k,) if self.scale is None else (self.k, self.scale)
+
+
 cdef class ProbedRows:
     """Queries, the cache rows that they read, and how these are cut into blocks; checked."""
-    cdef Array q, k, v, k_scale, v_scale, samples, sample_scale
-    cdef kv_rows rows, packed
+    cdef Array q, k, v, k_scale, v_scale
+    cdef PackedSamples samples
+    cdef kv_rows rows
     cdef const kv_rows *packed_rows
     cdef ptrdiff_t heads, n_blocks, block_size, n_probe
 
@@ -70,30 +105,14 @@ cdef class ProbedRows:
 
     cdef int take_samples(self, samples, sample_scale) except -1:
         """The packed samples of the first full blocks, or None."""
-        cdef ptrdiff_t n
         if samples is None:
             if sample_scale is not None:
                 raise ValueError("sample_scale belongs to samples; pass both or none")
             return 0
-        self.samples = Array(samples, "samples", "float32" if self.k_scale is None else "int8", 3,
-                             heads=True)
-        n = self.samples.size(1)
-        self.samples.require_shape((self.rows.num_kv_heads, n, self.rows.d), "to fit k")
-        require_samples(n, self.rows.n, self.block_size, self.n_probe)
-        self.packed.num_kv_heads, self.packed.n, self.packed.d = (
-            self.rows.num_kv_heads, n, self.rows.d)
-        self.packed.k, self.packed.k_head_stride = (
-            self.samples.view.buf, self.samples.head_stride())
-        self.packed.k_scale = NULL
-        if (sample_scale is None) != (self.k_scale is None):
-            raise ValueError("sample_scale belongs to int8 rows, and they need it")
-        if sample_scale is not None:
-            self.sample_scale = Array(sample_scale, "sample_scale", "float32", 2, heads=True)
-            self.sample_scale.require_shape((self.rows.num_kv_heads, n),
-                                            "to have one for each row of samples")
-            self.packed.k_scale = <const float *>self.sample_scale.view.buf
-            self.packed.k_scale_stride = self.sample_scale.head_stride()
-        self.packed_rows = &self.packed
+        self.samples = PackedSamples(samples, sample_scale, "samples", "sample_scale",
+                                     self.k_scale is not None)
+        self.samples.require_fit(&self.rows, self.block_size, self.n_probe)
+        self.packed_rows = &self.samples.rows
         return 0
 
     cdef Array scale(self, array, str name):
@@ -108,8 +127,9 @@ cdef class ProbedRows:
         return scores
 
     cdef tuple inputs(self):
+        cdef tuple samples = () if self.samples is None else self.samples.arrays()
         return tuple(array for array in (self.q, self.k, self.v, self.k_scale, self.v_scale,
-                                         self.samples, self.sample_scale) if array is not None)
+                                         *samples) if array is not None)
 
 
 cdef class Chosen:
@@ -157,16 +177,6 @@ cdef class Chosen:
 
     cdef tuple inputs(self):
         return () if self.importance is None else (self.importance,)
-
-
-cdef int require_samples(ptrdiff_t samples, ptrdiff_t n, ptrdiff_t block_size,
-                         ptrdiff_t n_probe) except -1:
-    """ValueError unless so many packed samples are those of full blocks that n tokens have."""
-    cdef ptrdiff_t each = (block_size - 1) // max(1, block_size // n_probe) + 1
-    if samples % each or samples // each > n // block_size:
-        raise ValueError(f"samples must hold {each} rows for each of at most {n // block_size} "
-                         f"full blocks, not {samples}")
-    return 0
 
 
 cdef ptrdiff_t block_count(ptrdiff_t n, ptrdiff_t block_size) except -1:
