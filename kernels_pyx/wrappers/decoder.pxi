@@ -178,9 +178,8 @@ cdef class DecoderChoices:
 
     def __init__(self, Variant variant not None, DecoderLayers to not None, importance_sums,
                  k_blocks, block_size, n_probe, samples, probe, order, ids, recency, evicted):
-        cdef ptrdiff_t n = to.layers.rows.n, heads = to.token.heads, count = to.count, k, blocks, i
-        cdef Array sums = None
-        cdef Private copied
+        cdef ptrdiff_t n = to.layers.rows.n, heads = to.token.heads, count = to.count, blocks, i
+        cdef Wanted wanted
         cdef decoder_layer *layer
         cdef choice choice
         self.held = []
@@ -188,17 +187,9 @@ cdef class DecoderChoices:
         to.token.block_size = min(whole(block_size, "block_size", 1, PTRDIFF_MAX), n)
         to.token.n_probe = min(whole(n_probe, "n_probe", 1, PTRDIFF_MAX), n)
         blocks = block_count(n, to.token.block_size)
-        k = min(whole(k_blocks, "k_blocks", 1, PTRDIFF_MAX), 2 * blocks)
-        choice.n_blocks, choice.k = blocks, min(k, blocks)
-        choice.importance, choice.reserved = NULL, 0
-        if importance_sums is not None:
-            sums = Array(importance_sums, "importance_sums", "float32", 1)
-            sums.require_shape((blocks,), "to have one for each block")
-            copied = Private(sums)
-            require_finite_values(variant, sums, copied.data)
-            self.held.append(copied)
-            choice.importance = <const float *>copied.data
-            choice.reserved = min((k + 1) // 2, blocks)
+        wanted = Wanted(variant, blocks, importance_sums, k_blocks)
+        choice = wanted.c
+        self.held.append(wanted)
         self.probe = Array(probe, "probe", "float32", 3, True)
         self.probe.require_shape((count, heads, blocks), "to have a score for each block")
         self.order = self.places(order, "order", (count, heads, choice.k))
@@ -206,8 +197,7 @@ cdef class DecoderChoices:
         self.recency = self.places(recency, "recency", (count, heads))
         self.evicted = self.places(evicted, "evicted", (count, heads))
         outputs = (self.probe, self.order, self.ids, self.recency, self.evicted)
-        apart(outputs, (to.x,) if sums is None else (to.x, sums))
-        apart(outputs, to.arrays())
+        apart(outputs, (to.x, *wanted.inputs(), *to.arrays()))
         self.results = tuple([Private(output, True) for output in outputs])
         samples = entries(samples, "samples")
         if len(samples) not in (0, count):

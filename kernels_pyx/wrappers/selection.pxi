@@ -132,20 +132,15 @@ cdef class ProbedRows:
                                          *samples) if array is not None)
 
 
-cdef class Chosen:
-    """The checked arrays of a choice, and the C struct that points to private copies of them."""
+cdef class Wanted:
+    """How many blocks are chosen and how many of them by which importance: checked, as the part of
+    a choice that goes in, which points to a private copy of the sums."""
     cdef choice c
-    cdef Array importance, order, ids, recency, evicted
+    cdef Array importance
     cdef Private sums
-    cdef tuple results
 
-    def __init__(self, Variant variant not None, ptrdiff_t heads, ptrdiff_t n_blocks,
-                 importance_sums, k_blocks, order, ids, recency, evicted):
+    def __init__(self, Variant variant not None, ptrdiff_t n_blocks, importance_sums, k_blocks):
         cdef ptrdiff_t k = min(whole(k_blocks, "k_blocks", 1, PTRDIFF_MAX), 2 * n_blocks)
-        self.order = Array(order, "order", "int32", 2, True)
-        self.ids = Array(ids, "ids", "int32", 2, True)
-        self.recency = Array(recency, "recency", "int32", 1, True)
-        self.evicted = Array(evicted, "evicted", "int32", 1, True)
         self.c.n_blocks, self.c.k = n_blocks, min(k, n_blocks)
         self.c.importance, self.c.reserved = NULL, 0
         if importance_sums is not None:
@@ -155,6 +150,26 @@ cdef class Chosen:
             require_finite_values(variant, self.importance, self.sums.data)
             self.c.importance = <const float *>self.sums.data
             self.c.reserved = min((k + 1) // 2, n_blocks)
+
+    cdef tuple inputs(self):
+        return () if self.importance is None else (self.importance,)
+
+
+cdef class Chosen:
+    """The checked arrays of a choice, and the C struct that points to private copies of them."""
+    cdef choice c
+    cdef Wanted wanted
+    cdef Array order, ids, recency, evicted
+    cdef tuple results
+
+    def __init__(self, Variant variant not None, ptrdiff_t heads, ptrdiff_t n_blocks,
+                 importance_sums, k_blocks, order, ids, recency, evicted):
+        self.wanted = Wanted(variant, n_blocks, importance_sums, k_blocks)
+        self.c = self.wanted.c
+        self.order = Array(order, "order", "int32", 2, True)
+        self.ids = Array(ids, "ids", "int32", 2, True)
+        self.recency = Array(recency, "recency", "int32", 1, True)
+        self.evicted = Array(evicted, "evicted", "int32", 1, True)
         self.order.require_shape((heads, self.c.k), "to have k_blocks places for each head")
         self.ids.require_shape((heads, self.c.k), "to have k_blocks places for each head")
         self.recency.require_shape((heads,), "to have one for each head")
@@ -176,7 +191,7 @@ cdef class Chosen:
         return (self.order, self.ids, self.recency, self.evicted)
 
     cdef tuple inputs(self):
-        return () if self.importance is None else (self.importance,)
+        return self.wanted.inputs()
 
 
 cdef ptrdiff_t block_count(ptrdiff_t n, ptrdiff_t block_size) except -1:
