@@ -19,8 +19,11 @@ struct stage {
     piece_of_work run;
 };
 
-/* Run the pieces of each stage after all of the stage before, on threads that are started once:
- * between two stages they wait for each other, which takes less than to start them. */
+enum { MOST_STAGES = 4 };
+
+/* Run the pieces of each stage, up to MOST_STAGES, after all of the stage before, on threads that
+ * are started once: between two stages they wait for each other's pieces, which takes less than to
+ * start them. */
 void parallel_stages(const struct stage *stages, int count, int threads, void *context);
 
 /* How many of `threads` a call of so many multiply-adds is worth: 1 where it would be done before
