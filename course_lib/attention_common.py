@@ -29,11 +29,17 @@ def softmax(scores: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     return weights
 
 
-def check_query(q: Any, ndim: int = 2) -> np.ndarray:
-    """Return q as finite C-contiguous float32 [num_heads, ..., head_dim] or raise ValueError."""
+def as_query(q: Any, ndim: int = 2) -> np.ndarray:
+    """Return q as C-contiguous float32 [num_heads, ..., head_dim] or raise ValueError."""
     q = np.ascontiguousarray(as_float32(q, "q", ndim))
     if q.size == 0:
         raise ValueError(f"q must hold at least one query, not shape {q.shape}.")
+    return q
+
+
+def check_query(q: Any, ndim: int = 2) -> np.ndarray:
+    """As `as_query`; NotFiniteError for NaN and infinity."""
+    q = as_query(q, ndim)
     if not all_finite(q):
         raise NotFiniteError("q holds NaN or infinity; check the step that produced it.")
     return q
@@ -84,6 +90,6 @@ def whole_heads(a: np.ndarray) -> np.ndarray:
 
 
 def finite_output(out: np.ndarray) -> np.ndarray:
-    if not np.isfinite(out).all():
+    if not all_finite(out):
         raise NotFiniteError("the output is not finite; a V row or its scale is bad.")
     return out

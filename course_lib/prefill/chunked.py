@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from course_lib.arrays import LayerRows, require_finite
-from course_lib.attention_common import check_query, check_rows, finite_output
+from course_lib import backend
+from course_lib.arrays import LayerRows, NotFiniteError, require_finite
+from course_lib.attention_common import as_query, check_rows, finite_output
 from course_lib.prefill.density import ChunkDensity
 from course_lib.prefill.lse import (
     attend_part,
@@ -47,7 +48,8 @@ class ChunkedPrefill:
     def __init__(self, store: BlockStore, policy: PrefillPolicy, *, slots: int = 2,
                  trace: bool = False) -> None:
         self.store, self.policy = store, policy
-        self.ring = Ring(store, slots, trace=trace)
+        # Half of the slots: into the other half blocks are read meanwhile.
+        self.ring = Ring(store, slots, together=max(slots // 2, 1), trace=trace)
         self.choice: BlockChoice | None = None  # the last one, for pictures
         self.attend_seconds = 0.0
 
@@ -60,6 +62,15 @@ class ChunkedPrefill:
         stored then, unless storing is what failed.
         """
         q, own = self._check(q, k, v)
+        try:
+            out = self._attend(layer, q, own)
+        except NotFiniteError:
+            _require_finite(q, own)  # if it was the chunk, say so
+            raise
+        self._store(layer, own)
+        return out
+
+    def _attend(self, layer: int, q: np.ndarray, own: LayerRows) -> np.ndarray:
         history = self.store.length(layer)
         before = self.store.bytes_read
         reads, kept, keepable = self._choose(layer, q)
@@ -87,7 +98,6 @@ class ChunkedPrefill:
             applied=cells + causal, visible=len(q) * history * q.shape[1] + causal,
             estimate_bytes=chosen - before, load_bytes=loaded,
             full_bytes=2 * own.k.nbytes // q.shape[1] * history))
-        self._store(layer, own)
         return out
 
     def _attend_span(self, q: np.ndarray, rows: LayerRows, reads: np.ndarray, out: np.ndarray,
@@ -114,9 +124,9 @@ class ChunkedPrefill:
         visible, (own_out, own_lse) = np.empty(q.shape[1], np.int64), empty_part(q)
         with contextlib.closing(self.ring.stream(
                 layer, wanted, lambda: attend_itself(own_out, own_lse))) as blocks:
-            for block, rows in blocks:
+            for some, rows in blocks:
                 visible.fill(rows.k.shape[1])
-                attend_part(q, rows, visible, rows.k.shape[1], reads[block : block + 1], out, lse)
+                attend_part(q, rows, visible, self.store.block_size, reads[some], out, lse)
         merge_part(out, lse, own_out, own_lse)
 
     def close(self) -> None:
@@ -130,14 +140,14 @@ class ChunkedPrefill:
         self.close()
 
     def _check(self, q: Any, k: Any, v: Any) -> tuple[np.ndarray, LayerRows]:
-        q = check_query(q, ndim=3)
+        q = as_query(q, ndim=3)
         rows = check_rows(q, k, v)
         want = (self.store.num_kv_heads, q.shape[1], self.store.head_dim)
         if rows.k.shape != want:
             raise ValueError(f"k and v must have shape {want}, the chunk's rows as the store keeps "
                              f"them, not {rows.k.shape}.")
-        require_finite(rows.k, "k", first_token=0)
-        require_finite(rows.v, "v", first_token=0)
+        if backend.kernel("partial_attention") is None:
+            _require_finite(q, rows)  # the kernel finds out by itself, as it goes
         return q, rows
 
     def _choose(self, layer: int, q: np.ndarray) -> tuple[np.ndarray, int, int]:
@@ -165,3 +175,8 @@ class ChunkedPrefill:
             near = rows.k[:, max(first, 0) : first + size]
             whole = near if first >= 0 else self.store.keys(layer, block)
             self.policy.on_block_written(layer, block, whole)
+
+
+def _require_finite(q: np.ndarray, rows: LayerRows) -> None:
+    for name, values in (("q", q), ("k", rows.k), ("v", rows.v)):
+        require_finite(values, name)

@@ -81,7 +81,7 @@ class BlockFile(BlockStore):
         Blocks that are kept in memory give way to them. A second ring gets slots of its own.
         """
         self._require_open()
-        made = [Slot(len(self._slots) + i, self.block_shape) for i in range(self._room(count))]
+        made = Slot.side_by_side(max(self._room(count), 0), self.block_shape, len(self._slots))
         if not made:
             raise CourseError(f"The RAM budget of {self.ram_budget:,} bytes is used up by "
                               f"{len(self._slots)} slots; give a larger one.")
@@ -89,7 +89,7 @@ class BlockFile(BlockStore):
         while self._blocks and self._over_budget(0):
             self._blocks.popitem()
         self._note_peak()
-        return tuple(made)
+        return made
 
     def close(self) -> None:
         """Remove the file and give the memory back."""
@@ -120,24 +120,37 @@ class BlockFile(BlockStore):
         place = (layer * self._most_blocks + block) * 2 + part
         return HEADER + place * self._part_stride + head * (self._part_bytes // self.num_kv_heads)
 
-    def _write(self, layer: int, block: int, first: int, k: np.ndarray, v: np.ndarray) -> None:
+    def _write(self, layer: int, first: int, k: np.ndarray, v: np.ndarray) -> None:
+        done = 0
+        while done < k.shape[1]:
+            block, start = divmod(first + done, self.block_size)
+            part = slice(done, done + min(self.block_size - start, k.shape[1] - done))
+            self._write_block(layer, block, start, k[:, part], v[:, part])
+            done = part.stop
+
+    def _write_block(self, layer: int, block: int, first: int, k: np.ndarray,
+                     v: np.ndarray) -> None:
         """Write the whole block anew, with its earlier tokens, from the slot for writing."""
         slot, kept = self._staging, self._blocks.get((layer, block))
         if first and kept is not None:
-            slot.k[:, :first], slot.v[:, :first] = kept.k[:, :first], kept.v[:, :first]
+            slot.both[:, :, :first] = kept.both[:, :, :first]
         elif first:
             self._load(layer, block, slot, None)
         tokens = slice(first, first + k.shape[1])
         slot.k[:, tokens], slot.v[:, tokens] = k, v
         with self._closing_on_error():
-            for part, array in enumerate((slot.k, slot.v)):
-                self._sums[layer, block, part] = self._sum(array)
-                self._file.write(_bytes(array), self._offset(layer, block, part))
+            self._sums[layer, block] = self._sum(slot.both)
+            self._file.write(self._buffers(slot), self._offset(layer, block, 0))
         if kept is None and not self._over_budget(1):
             kept = self._blocks[layer, block] = Slot(-1, self.block_shape)
             self._note_peak()
         if kept is not None:
-            kept.k[...], kept.v[...] = slot.k, slot.v
+            kept.both[...] = slot.both
+
+    def _buffers(self, slot: Slot) -> list[memoryview]:
+        """A slot's bytes as the file has them."""
+        padding = [self._padding] if self._padding.nbytes else []
+        return [*slot.parts[0], *padding, *slot.parts[1]]
 
     def _resident(self, layer: int, block: int, tokens: int) -> LayerRows | None:
         kept = self._blocks.get((layer, block))
@@ -148,22 +161,21 @@ class BlockFile(BlockStore):
             return kept.rows(tokens).k
         k = np.empty(self.block_shape, F32)
         with self._closing_on_error():
-            self._read([_bytes(k)], self._offset(layer, block, 0))
-            self._check(layer, block, 0, slice(None), k)
+            self._read([k.reshape(-1).view(np.uint8).data], self._offset(layer, block, 0))
+            self._check(k, self._sums[layer, block, 0], layer, block)
         return k[:, :tokens]
 
     def _load(self, layer: int, block: int, slot: Slot, heads: np.ndarray | None) -> None:
         with self._closing_on_error():
             if heads is None:
-                parts = [_bytes(slot.k), self._padding, _bytes(slot.v)]
-                self._read([part for part in parts if part.nbytes], self._offset(layer, block, 0))
-                self._check(layer, block, 0, slice(None), slot.k)
-                self._check(layer, block, 1, slice(None), slot.v)
+                self._read(self._buffers(slot), self._offset(layer, block, 0))
+                self._check(slot.both, self._sums[layer, block], layer, block)
                 return
-            for part, array in enumerate((slot.k, slot.v)):
+            for part in (0, 1):
                 for run in _runs(heads):
-                    self._read([_bytes(array[run])], self._offset(layer, block, part, run.start))
-                    self._check(layer, block, part, run, array[run])
+                    self._read(slot.parts[part][run], self._offset(layer, block, part, run.start))
+                    self._check(slot.both[part, run], self._sums[layer, block, part, run], layer,
+                                block)
 
     def _read(self, buffers: list[memoryview], offset: int) -> None:
         start = time.perf_counter()
@@ -174,12 +186,13 @@ class BlockFile(BlockStore):
             time.sleep(max(0.0, self._due - time.perf_counter()))
 
     def _sum(self, array: np.ndarray) -> np.ndarray:
-        """The sum, modulo 2^64, of the words of each KV head: uint64 [heads]."""
-        words = array.reshape(len(array), -1).view(self._words)
-        return np.add.reduce(words, axis=1, dtype=np.uint64)
+        """The sum, modulo 2^64, of the words of each KV head of [..., block_size, d]: uint64."""
+        words = array.reshape(*array.shape[:-2], -1).view(self._words)
+        return np.add.reduce(words, axis=-1, dtype=np.uint64)
 
-    def _check(self, layer: int, block: int, part: int, heads: slice, read: np.ndarray) -> None:
-        if (self._sum(read) != self._sums[layer, block, part, heads]).any():
+    def _check(self, read: np.ndarray, sums: np.ndarray, layer: int, block: int) -> None:
+        """Raise CourseError unless the words of what was read have these sums."""
+        if (self._sum(read) != sums).any():
             raise CourseError(
                 f"{self.path} no longer holds what was written: block {block} of layer {layer} has "
                 "been changed by something else; run the prompt again with another offload folder.")
@@ -192,10 +205,6 @@ class BlockFile(BlockStore):
         except BaseException:
             self.close()
             raise
-
-
-def _bytes(array: np.ndarray) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
 
 
 def _runs(heads: np.ndarray) -> list[slice]:

@@ -23,6 +23,7 @@ from course_lib.errors import CourseError
 PAGE = HEADER = 4096
 MAGIC = b"course offloaded KV blocks, version 1\n"
 PREFIX, SUFFIX = "course-kv-", ".blocks"
+MOST_BUFFERS = os.sysconf("SC_IOV_MAX")  # of one read
 
 
 class OffloadFile:
@@ -47,7 +48,7 @@ class OffloadFile:
                                         (about.st_dev, about.st_ino))
         try:
             _reserve(self._handle, size)
-            self.write(memoryview(MAGIC.ljust(HEADER, b"\0")), 0)
+            self.write([memoryview(MAGIC.ljust(HEADER, b"\0"))], 0)
         except BaseException as error:
             free = shutil.disk_usage(self.folder).free
             self.close()
@@ -58,14 +59,16 @@ class OffloadFile:
                 ) from None
             raise
 
-    def write(self, data: memoryview, offset: int) -> None:
-        """Write all of ``data``; CourseError if the disk does not take it."""
+    def write(self, buffers: list[memoryview], offset: int) -> None:
+        """Write the buffers, one behind the other; CourseError if the disk does not take them."""
+        left = list(buffers)
         try:
-            while data.nbytes:
-                done = os.pwrite(self._handle, data, offset)
+            while left:
+                done = os.pwritev(self._handle, left[:MOST_BUFFERS], offset)
                 if done == 0:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                data, offset = data[done:], offset + done
+                offset += done
+                _take_off(left, done)
         except OSError as error:
             raise CourseError(f"{self.path} cannot be written ({_said(error)}); free some space or "
                               "name another folder to offload to.") from None
@@ -76,7 +79,7 @@ class OffloadFile:
         left = list(buffers)
         while left:
             try:
-                done = os.preadv(self._handle, left, offset)
+                done = os.preadv(self._handle, left[:MOST_BUFFERS], offset)
             except OSError as error:
                 raise CourseError(f"{self.path} cannot be read ({_said(error)}); name another "
                                   "folder to offload to.") from None
@@ -84,14 +87,19 @@ class OffloadFile:
                 raise CourseError(f"{self.path} has been cut short while it was in use; run the "
                                   "prompt again with another offload folder.")
             offset += done
-            while left and done >= left[0].nbytes:
-                done -= left.pop(0).nbytes
-            if done:
-                left[0] = left[0][done:]
+            _take_off(left, done)
 
     def close(self) -> None:
         """Remove the file; again is no error."""
         self._remove()
+
+
+def _take_off(left: list[memoryview], done: int) -> None:
+    """Take the first ``done`` bytes off the front of the buffers."""
+    while left and done >= left[0].nbytes:
+        done -= left.pop(0).nbytes
+    if done:
+        left[0] = left[0][done:]
 
 
 def default_folder() -> Path:

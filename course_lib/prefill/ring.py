@@ -3,6 +3,9 @@
 A slot is free, being loaded, ready, or in use. The reader takes only free slots, and a slot is free
 again only after the computation on it has ended, so nothing is overwritten that is still needed.
 With one slot reading and computing take turns; the results do not depend on the number of slots.
+
+Handing a block over costs a few calls of Python, whatever its size. Where reading is the faster of
+the two, several blocks are ready by the time they are asked for, and can be handed over as one.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from itertools import takewhile, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -41,13 +45,16 @@ class _Ready(NamedTuple):
 class Ring:
     """Streams blocks of a store through up to ``slots`` slots; blocks in memory need none.
 
-    ``timeline`` collects Events if ``trace``. load_seconds, compute_seconds and wait_seconds add up
-    reading, what the caller did between two blocks, and how long it waited for a block. One caller
-    at a time; `close` ends the thread.
+    together: how many blocks may be handed over as one, if so many are ready. ``timeline``
+    collects Events if ``trace``. load_seconds, compute_seconds and wait_seconds add up reading,
+    what the caller did between two blocks, and how long it waited for a block. One caller at a
+    time; `close` ends the thread.
     """
 
-    def __init__(self, store: BlockStore, slots: int = 2, *, trace: bool = False) -> None:
+    def __init__(self, store: BlockStore, slots: int = 2, *, together: int = 1,
+                 trace: bool = False) -> None:
         self.store, self.slots = store, store.make_slots(positive_int(slots, "slots"))
+        self.together = positive_int(together, "together")
         self.timeline: list[Event] | None = [] if trace else None
         self.load_seconds = self.compute_seconds = self.wait_seconds = 0.0
         self._began = time.perf_counter()
@@ -63,8 +70,9 @@ class Ring:
 
     def stream(
         self, layer: int, wanted: Sequence[Wanted], meanwhile: Callable[[], None] | None = None
-    ) -> Generator[tuple[int, LayerRows], None, None]:
-        """Yield (block, rows) in the order of ``wanted``; rows hold until the next is asked for.
+    ) -> Generator[tuple[list[int], LayerRows], None, None]:
+        """Yield (blocks, rows) in the order of ``wanted``: one block or, up to ``together``, those
+        that are ready, one behind the other. Rows hold until the next are asked for.
 
         ``meanwhile`` is called once, when the reader has begun and no block is waited for yet.
         Raises what the store raises for a block that cannot be read, in that block's place; the
@@ -84,24 +92,29 @@ class Ring:
         try:
             if meanwhile is not None:
                 meanwhile()
-            for (block, heads), kept in zip(wanted, rows, strict=True):
-                slot = None
-                if kept is None:
+            at = 0
+            while at < len(wanted):
+                slots: list[Slot] = []
+                if (kept := rows[at]) is None:
                     ready = self._wait()
                     if not isinstance(ready, _Ready):
                         ended = ready is None
                         raise ready or RuntimeError("the reader ended early")
-                    slot, kept = ready.slot, ready.slot.rows(ready.tokens)
+                    away_too = takewhile(lambda kept: kept is None, rows[at : at + self.together])
+                    slots, kept = self._with_those_behind(ready, len(list(away_too)))
                 else:
-                    self.store.count_read(kept.k.shape[1], heads)
+                    self.store.count_read(kept.k.shape[1], wanted[at][1])
+                blocks = [block for block, _ in wanted[at : at + max(len(slots), 1)]]
+                at += len(blocks)
                 start = time.perf_counter()
                 try:
-                    yield block, kept
+                    yield blocks, kept
                 finally:
                     end = time.perf_counter()
                     self.compute_seconds += end - start
-                    self._note(slot, "compute", layer, block, start, end)
-                    if slot is not None:
+                    for block, slot in zip_longest(blocks, slots):
+                        self._note(slot, "compute", layer, block, start, end)
+                    for slot in slots:
                         self._free.put(slot)  # only now may the reader overwrite it
         finally:
             self._stop.set()
@@ -136,6 +149,20 @@ class Ring:
         ready = self._ready.get()
         self.wait_seconds += time.perf_counter() - start
         return ready
+
+    def _with_those_behind(self, first: _Ready, most: int) -> tuple[list[Slot], LayerRows]:
+        """The slots of a ready block and of those behind it, as far as they are ready and lie side
+        by side; and the rows of all."""
+        slots, tokens = [first.slot], first.tokens
+        while len(slots) < most and tokens == len(slots) * self.store.block_size:
+            with self._ready.mutex:  # nobody else takes anything out
+                behind = self._ready.queue[0] if self._ready.queue else None
+            if not isinstance(behind, _Ready) or not behind.slot.is_behind(slots[-1]):
+                break
+            self._ready.get()
+            slots.append(behind.slot)
+            tokens += behind.tokens
+        return slots, first.slot.rows(tokens)
 
     def _read(self) -> None:
         """The thread: request after request, each answered by its blocks and a None."""

@@ -26,19 +26,38 @@ from course_lib.errors import CourseError
 
 class Slot:
     """Memory for one block, made once and filled again and again: k, v float32 [num_kv_heads,
-    block_size, d]. ``number`` tells slots apart."""
+    block_size, d], and ``both`` of them in one array. ``number`` tells slots apart; ``parts`` are
+    the bytes of each KV head of K, and of V."""
 
-    def __init__(self, number: int, shape: tuple[int, int, int]) -> None:
-        self.number = number
-        self.k, self.v = np.zeros(shape, F32), np.zeros(shape, F32)
+    def __init__(self, number: int, shape: tuple[int, int, int], row: np.ndarray | None = None,
+                 place: int = 0) -> None:
+        heads, size, d = shape
+        self.number, self._first = number, place * size
+        self._row = np.zeros((2, heads, size, d), F32) if row is None else row
+        self.both = self._row[:, :, self._first : self._first + size]
+        self.k, self.v = self.both
+        self.parts = [[head.reshape(-1).view(np.uint8).data for head in part]
+                      for part in (self.k, self.v)]
+
+    @classmethod
+    def side_by_side(cls, count: int, shape: tuple[int, int, int],
+                     first: int = 0) -> tuple[Slot, ...]:
+        """So many slots, numbered from ``first`` on, whose blocks can be attended in one go."""
+        heads, size, d = shape
+        row = np.zeros((2, heads, count * size, d), F32)
+        return tuple(cls(first + i, shape, row, i) for i in range(count))
+
+    def is_behind(self, other: Slot) -> bool:
+        """Whether the memory of this slot goes on where that of the other ends."""
+        return self._row is other._row and self._first == other._first + other.k.shape[1]
 
     def rows(self, tokens: int) -> LayerRows:
-        """Views of the first tokens of every KV head."""
-        return LayerRows(self.k[:, :tokens], self.v[:, :tokens])
+        """Views of the first tokens of every KV head; they may go on in the slots behind."""
+        return LayerRows(*self._row[:, :, self._first : self._first + tokens])
 
     @property
     def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
+        return self.both.nbytes
 
 
 class BlockStore:
@@ -114,13 +133,9 @@ class BlockStore:
     def append_checked(self, layer: int, k: np.ndarray, v: np.ndarray) -> None:
         """As `append`, of rows that are known to fit and to be finite."""
         self._require_open()
-        have, done = self.length(layer), 0
-        while done < k.shape[1]:
-            block, first = divmod(have + done, self.block_size)
-            part = slice(done, done + min(self.block_size - first, k.shape[1] - done))
-            self._write(layer, block, first, k[:, part], v[:, part])
-            done = part.stop
-        self._lengths[layer] = have + done
+        have = self.length(layer)
+        self._write(layer, have, k, v)
+        self._lengths[layer] = have + k.shape[1]
 
     def keys(self, layer: int, block: int) -> np.ndarray:
         """Read K alone of a block: float32 [num_kv_heads, tokens, head_dim], not to be written."""
@@ -212,16 +227,16 @@ class BlockStore:
                         F32)
         return [LayerRows(k, v) for k, v in rows]
 
-    def _write(self, layer: int, block: int, first: int, k: np.ndarray, v: np.ndarray) -> None:
-        """Put rows into a block from token ``first`` on; its earlier tokens stay."""
-        rows, start = self._layers[layer], block * self.block_size
+    def _write(self, layer: int, first: int, k: np.ndarray, v: np.ndarray) -> None:
+        """Put rows into a layer from token ``first`` on; its earlier tokens stay."""
+        rows, end = self._layers[layer], first + k.shape[1]
         capacity = rows.k.shape[1] // self.block_size
-        if block >= capacity:  # twice as much: what lies idle costs no memory until it is written
-            (rows,) = self._allocate(max(block + 1, 2 * capacity), 1)
-            rows.k[:, :start], rows.v[:, :start] = (a[:, :start] for a in self._layers[layer][:2])
+        if end > rows.k.shape[1]:  # twice as much: what lies idle costs no memory until written
+            blocks = max(-(-end // self.block_size), 2 * capacity)
+            (rows,) = self._allocate(blocks, 1)
+            rows.k[:, :first], rows.v[:, :first] = (a[:, :first] for a in self._layers[layer][:2])
             self._layers[layer] = rows
-        tokens = slice(start + first, start + first + k.shape[1])
-        rows.k[:, tokens], rows.v[:, tokens] = k, v
+        rows.k[:, first:end], rows.v[:, first:end] = k, v
 
     def _resident(self, layer: int, block: int, tokens: int) -> LayerRows | None:
         start = block * self.block_size

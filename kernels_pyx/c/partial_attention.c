@@ -117,25 +117,18 @@ static void partial_merge_lse(struct partial_merge *m)
     }
 }
 
-/* Merge a row of a part into out[d]; returns a vector of 0, or of NaN where a number of the part is
- * not finite: infinity or NaN times 0 is NaN. */
-static inline v16 partial_merge_row(const float *part, float weight_before, float weight,
-                                    ptrdiff_t d, float *out)
+/* Merge a row of a part into out[d]. A number that is not finite stays so, whatever its weight:
+ * infinity times 0 is NaN. */
+static inline void partial_merge_row(const float *part, float weight_before, float weight,
+                                     ptrdiff_t d, float *out)
 {
-    v16 a = v16_set(weight_before), b = v16_set(weight), zero = v16_set(0.0f), sum = zero;
+    const v16 a = v16_set(weight_before), b = v16_set(weight);
     ptrdiff_t j = 0;
-    for (; j + 16 <= d; j += 16) {
-        v16 x = v16_load(part + j);
-        v16_store(out + j, v16_add(v16_mul(a, v16_load(out + j)), v16_mul(b, x)));
-        sum = v16_add(sum, v16_mul(x, zero));
-    }
-    if (j < d) {
-        v16 x = v16_load_part(part + j, d - j);
-        v16_store_part(out + j, v16_add(v16_mul(a, v16_load_part(out + j, d - j)), v16_mul(b, x)),
-                       d - j);
-        sum = v16_add(sum, v16_mul(x, zero));
-    }
-    return sum;
+    for (; j + 16 <= d; j += 16)
+        v16_store(out + j, v16_add(v16_mul(a, v16_load(out + j)), v16_mul(b, v16_load(part + j))));
+    if (j < d)
+        v16_store_part(out + j, v16_add(v16_mul(a, v16_load_part(out + j, d - j)),
+                                        v16_mul(b, v16_load_part(part + j, d - j))), d - j);
 }
 
 /* One block for a band of packed queries, merged into out[rows][d] and lse[rows]. */
@@ -161,19 +154,14 @@ static ptrdiff_t partial_block(const struct prefill_work *work, const struct pre
     partial_merge_lse(&merge);
     memcpy(lse, merge.before, (size_t)rows * sizeof *lse);
     band_outputs(work, s, values, visible, rows);
-    v16 sum = v16_set(0.0f);
     for (ptrdiff_t r = 0; r < rows; r++) {
         const float *part = s->out + r * work->padded;
-        if (!merge.fresh[r] && !merge.absent[r]) {
-            sum = v16_add(sum, partial_merge_row(part, merge.weight_before[r],
-                                                 merge.weight_part[r], d, out + r * d));
-        } else if (merge.fresh[r]) {
-            if (!prefill_finite(part, work->padded))
-                return PREFILL_BAD_OUTPUT;
+        if (merge.fresh[r])
             memcpy(out + r * d, part, (size_t)d * sizeof *out);
-        }
+        else if (!merge.absent[r])
+            partial_merge_row(part, merge.weight_before[r], merge.weight_part[r], d, out + r * d);
     }
-    return v16_not_finite(sum) ? PREFILL_BAD_OUTPUT : PREFILL_DONE;
+    return PREFILL_DONE;
 }
 
 /* All blocks for a band of queries of one head. */
@@ -206,9 +194,10 @@ static ptrdiff_t partial_band(const struct partial_work *all, struct prefill_scr
         ptrdiff_t bad = partial_block(work, s, values, visible, rows, work->out + row * in->d,
                                       all->lse + row);
         if (bad != PREFILL_DONE)
-            return bad >= 0 ? start + bad : bad;
+            return start + bad;
     }
-    return PREFILL_DONE;
+    return first_bad_value(work->out + row * in->d, rows * in->d) < 0 ? PREFILL_DONE
+                                                                      : PREFILL_BAD_OUTPUT;
 }
 
 /* Some rows of one query head, band after band. */

@@ -146,7 +146,7 @@ print("known policies:", ", ".join(POLICIES))
 # %% [markdown]
 r"""
 ({see course_lib/prefill/policy.py PrefillPolicy}; the attention over the chosen blocks is the same for all: {see
-course_lib/prefill/chunked.py ChunkedPrefill.attend}.) Let all three choose for the last chunk of our prompt, in layer 1,
+course_lib/prefill/chunked.py ChunkedPrefill._attend}.) Let all three choose for the last chunk of our prompt, in layer 1,
 on the model's own queries and keys. 28 blocks of history; the fact is in block 2.
 """
 

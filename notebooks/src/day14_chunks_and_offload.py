@@ -559,8 +559,9 @@ print(inspect.getsource(prefill.ring.Ring._read))
 
 # %% [markdown]
 r"""
-The other side, {see course_lib/prefill/ring.py Ring.stream}, hands the rows of each block to its caller by `yield` and goes on
-when the caller asks for the next one. That is yours to read, in the exercise below.
+The other side, {see course_lib/prefill/ring.py Ring.stream}, hands the rows of a block to its caller by `yield` and goes on
+when the caller asks for the next one. (Prefill lets it hand over several as one, if they are ready; here `together` is 1.) That is
+yours to read, in the exercise below.
 
 And in the engine: a whole prompt through all layers, its history in a file, one to four slots. (Its **logits** are the
 scores of all possible next tokens: what everything above is for.)

@@ -101,7 +101,7 @@ def test_the_same_bits_for_any_number_of_slots_any_store_and_any_number_of_threa
     shape, lists = (1, 2, 24), lambda n: (range(0, n, 2), range(n))
     with backend.using(name):
         want = run(Given(lists), qkv, 48)
-        for slots in (1, 2, 3, 4):
+        for slots in (1, 2, 3, 4, 8):
             for budget in (None, 4 * 2 * 4 * 2 * BLOCK * 24):
                 store = BlockFile(*shape, capacity=200, block_size=BLOCK, folder=tmp_path,
                                   ram_budget=budget)
@@ -241,17 +241,23 @@ def test_a_choice_that_does_not_fit_is_an_error_and_stores_nothing(lists):
 
 @each_backend
 @pytest.mark.parametrize("what", [0, 1, 2])
-def test_numbers_that_are_not_finite_store_nothing(name, what, tmp_path):
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("token", [32, 40, 47])
+@pytest.mark.parametrize("beside", [0.0, 1.0])
+def test_numbers_that_are_not_finite_store_nothing(name, what, bad, token, beside, tmp_path):
+    """Also where the query's number beside them is 0."""
     qkv = [a.copy() for a in made(48)]
+    if what:
+        qkv[0][:, :, 3] *= beside
     store = BlockFile(1, 2, 24, capacity=48, block_size=BLOCK, folder=tmp_path)
     with backend.using(name), store, ChunkedPrefill(store, FullAttentionPolicy()) as prefill:
         prefill.attend(0, *(a[:, :32] for a in qkv))
-        good = qkv[what][1, 40, 3]
-        qkv[what][1, 40, 3] = np.nan
+        good = qkv[what][1, token, 3]
+        qkv[what][1, token, 3] = bad
         with pytest.raises(NotFiniteError, match=f"{'qkv'[what]} holds NaN"):
             prefill.attend(0, *(a[:, 32:] for a in qkv))
         assert store.length(0) == 32
-        qkv[what][1, 40, 3] = good
+        qkv[what][1, token, 3] = good
         out = prefill.attend(0, *(a[:, 32:] for a in qkv))
         assert np.allclose(out, causal_attention(*qkv)[:, 32:], atol=1e-5)
 

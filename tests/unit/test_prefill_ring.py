@@ -28,7 +28,7 @@ class Watched(BlockStore):
             self.append(0, *np.full((2, 2, 2, 3), block, F32))
 
     def make_slots(self, count):
-        return tuple(Slot(i, self.block_shape) for i in range(count))
+        return Slot.side_by_side(count, self.block_shape)
 
     def resident(self, layer, block):
         return None
@@ -58,7 +58,7 @@ def test_blocks_come_in_order_and_no_slot_in_use_is_overwritten(slots):
         for _ in range(3):
             seen = []
             with closing(ring.stream(0, every(12))) as blocks:
-                for block, rows in blocks:
+                for (block,), rows in blocks:
                     number = slot_of(ring, rows).number
                     store.in_use.add(number)
                     assert (rows.k == block).all() and rows.k.shape == (2, 2, 3)
@@ -96,12 +96,12 @@ def test_something_else_is_done_while_the_first_blocks_are_read(slots):
         calls.append(list(store.loaded))
 
     with Ring(store, slots) as ring:
-        seen = [block for block, _ in ring.stream(0, every(12), meanwhile)]
+        seen = [block for (block,), _ in ring.stream(0, every(12), meanwhile)]
         assert seen == list(range(12)) and calls == [list(range(slots))]
         assert not list(ring.stream(0, [], lambda: calls.append([]))) and len(calls) == 2
         with pytest.raises(ZeroDivisionError):
             list(ring.stream(0, every(12), lambda: 1 // 0))
-        assert [block for block, _ in ring.stream(0, [(3, None), (7, None)])] == [3, 7]
+        assert [block for (block,), _ in ring.stream(0, [(3, None), (7, None)])] == [3, 7]
 
 
 @SLOTS
@@ -111,10 +111,10 @@ def test_an_error_comes_in_its_block_s_place_and_the_ring_goes_on(slots):
         for _ in range(2):
             seen = []
             with pytest.raises(CourseError, match="this block is bad"):
-                for block, _ in ring.stream(0, every(12)):
+                for (block,), _ in ring.stream(0, every(12)):
                     seen.append(block)
             assert seen == [0, 1, 2, 3, 4]
-        assert [block for block, _ in ring.stream(0, [(3, None), (7, None)])] == [3, 7]
+        assert [block for (block,), _ in ring.stream(0, [(3, None), (7, None)])] == [3, 7]
 
 
 @SLOTS
@@ -124,10 +124,10 @@ def test_a_caller_that_stops_leaves_every_slot_free(slots, stop):
     with Ring(store, slots) as ring:
         with pytest.raises(ZeroDivisionError):
             with closing(ring.stream(0, every(12))) as blocks:
-                for block, _ in blocks:
+                for (block,), _ in blocks:
                     1 // (block != stop)
         assert ring._free.qsize() == slots
-        assert [block for block, _ in ring.stream(0, every(12))] == list(range(12))
+        assert [block for (block,), _ in ring.stream(0, every(12))] == list(range(12))
 
 
 def test_blocks_in_memory_need_no_slot_and_no_thread():
@@ -150,7 +150,7 @@ def test_some_blocks_in_memory_and_some_in_the_file(tmp_path):
         assert sum(kept) == 3
         order = [9, 0, 4, 1, 8]
         heads = np.array([False, True])
-        for block, rows in ring.stream(0, [(block, heads) for block in order]):
+        for (block,), rows in ring.stream(0, [(block, heads) for block in order]):
             assert np.array_equal(rows.v[1], v[1, 2 * block : 2 * block + 2])
         assert store.bytes_read == 5 * 2 * 4 * 2 * 3
         loads = [e for e in ring.timeline if e.what == "load"]
@@ -194,9 +194,9 @@ def test_a_second_stream_of_a_ring_is_refused_until_the_first_is_ended(slots):
         next(first)
         with pytest.raises(RuntimeError, match="another stream"):
             next(ring.stream(0, [(3, None)]))
-        assert next(first)[0] == 1
+        assert next(first)[0] == [1]
         first.close()
-        assert [block for block, _ in ring.stream(0, [(3, None)])] == [3]
+        assert [block for (block,), _ in ring.stream(0, [(3, None)])] == [3]
         with pytest.raises(ValueError, match="block 99 is not stored"):
             with Ring(BlockStore(1, 2, 3), slots) as empty:
                 next(empty.stream(0, [(99, None)]))
@@ -205,5 +205,67 @@ def test_a_second_stream_of_a_ring_is_refused_until_the_first_is_ended(slots):
 @SLOTS
 def test_a_block_may_be_wanted_twice(slots):
     with Ring(Watched(), slots) as ring:
-        assert [(block, rows.k.max()) for block, rows in
+        assert [(block, rows.k.max()) for (block,), rows in
                 ring.stream(0, [(3, None), (3, None), (0, None)])] == [(3, 3), (3, 3), (0, 0)]
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 9])
+@pytest.mark.parametrize("slots", [1, 2, 4, 7])
+def test_blocks_that_are_ready_are_handed_over_as_one(slots, together):
+    store, handed, seen = Watched(), [], []
+
+    def filled(count):
+        while len(store.loaded) < count:
+            assert store.done.acquire(timeout=10)
+        threading.Event().wait(0.002)  # loaded, and put where it can be taken
+
+    with Ring(store, slots, together=together, trace=True) as ring:
+        for _ in range(3):
+            with closing(ring.stream(0, every(12), lambda: filled(slots))) as stream:
+                for blocks, rows in stream:
+                    used = {slot.number for slot in ring.slots
+                            if np.shares_memory(slot.k, rows.k)}
+                    store.in_use |= used
+                    filled(min(len(seen) % 12 + slots, 12))  # slots in use are not read into
+                    assert len(used) == len(blocks) <= min(together, slots)
+                    want = np.repeat(blocks, 2)[None, :, None]
+                    assert rows.k.shape[1] == len(want[0])
+                    assert (rows.k == want).all() and (rows.v == want).all()
+                    seen += blocks
+                    handed.append(len(blocks))
+                    store.in_use -= used
+            store.loaded.clear()
+        computes = [e.block for e in ring.timeline if e.what == "compute"]
+    assert seen == computes == 3 * list(range(12)) and not store.overwritten
+    assert handed[0] == min(together, slots)
+
+
+def test_only_blocks_that_lie_side_by_side_are_handed_over_as_one(tmp_path):
+    """Not with one that is in memory between them, and nothing behind the short last block."""
+    k, v = np.random.default_rng(0).standard_normal((2, 2, 19, 3)).astype(F32)
+    with BlockFile(1, 2, 3, capacity=19, block_size=2, folder=tmp_path, ram_budget=8 * 96) as store:
+        store.append(0, k, v)
+        ring = Ring(store, 5, together=5)
+        kept = {block for block in range(10) if store.resident(0, block) is not None}
+        assert len(kept) == 3
+        order = [9, 5, 0, 6, 7, 8, 1, 5, 9, 3, 4]
+        for _ in range(20):
+            seen = []
+            for blocks, rows in ring.stream(0, [(block, None) for block in order]):
+                assert len(blocks) == 1 or not kept & set(blocks) and 9 not in blocks[:-1]
+                whole = [k[:, 2 * block : 2 * block + 2] for block in blocks]
+                assert np.array_equal(rows.k, np.concatenate(whole, axis=1))
+                seen += blocks
+            assert seen == order
+        ring.close()
+
+
+def test_slots_that_lie_apart_are_handed_over_one_by_one():
+    class Apart(Watched):
+        def make_slots(self, count):
+            return tuple(Slot(i, self.block_shape) for i in range(count))
+
+    with Ring(Apart(), 4, together=4) as ring:
+        for blocks, rows in ring.stream(0, every(12)):
+            assert len(blocks) == 1 and (rows.k == blocks[0]).all()
+            threading.Event().wait(0.002)

@@ -181,7 +181,7 @@ def fails_with(code):
 def test_a_disk_that_fills_up_while_running(tmp_path, monkeypatch, code, said):
     store = block_file(tmp_path)
     store.append(0, *rows(4))
-    monkeypatch.setattr(os, "pwrite", fails_with(code))
+    monkeypatch.setattr(os, "pwritev", fails_with(code))
     with pytest.raises(CourseError, match=f"cannot be written .*{said}.*free some space"):
         store.append(0, *rows(4))
     assert left_in(tmp_path) == []
@@ -189,7 +189,7 @@ def test_a_disk_that_fills_up_while_running(tmp_path, monkeypatch, code, said):
         store.keys(0, 0)
 
 
-@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
+@pytest.mark.parametrize("call", ["posix_fallocate", "pwritev"])
 def test_a_disk_that_is_full_at_the_start(tmp_path, monkeypatch, call):
     monkeypatch.setattr(os, call, fails_with(errno.ENOSPC))
     with pytest.raises(CourseError, match="cannot|No space left"):
@@ -205,13 +205,30 @@ def test_a_file_system_that_reserves_no_space(tmp_path, monkeypatch):
 
 
 def test_short_reads_and_writes_are_gone_on_with(tmp_path, monkeypatch):
-    preadv, pwrite = os.preadv, os.pwrite
+    preadv, pwritev = os.preadv, os.pwritev
     monkeypatch.setattr(os, "preadv", lambda fd, to, at: preadv(fd, [to[0][:7]], at))
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:33], at))
+    monkeypatch.setattr(os, "pwritev", lambda fd, data, at: pwritev(fd, [data[0][:33]], at))
     with block_file(tmp_path) as store:
         store.append(0, *rows(11))
         got = read_back(store, 0)
     assert np.array_equal(got[0], rows(11)[0]) and np.array_equal(got[1], rows(11)[1])
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_no_call_gets_more_buffers_than_the_system_takes(tmp_path, monkeypatch, most):
+    preadv, pwritev, sizes = os.preadv, os.pwritev, []
+
+    def counted(call):
+        return lambda fd, buffers, at: (sizes.append(len(buffers)), call(fd, buffers, at))[1]
+
+    monkeypatch.setattr(offload_file, "MOST_BUFFERS", most)
+    monkeypatch.setattr(os, "preadv", counted(preadv))
+    monkeypatch.setattr(os, "pwritev", counted(pwritev))
+    with block_file(tmp_path) as store:
+        store.append(0, *rows(11))
+        got = read_back(store, 0)
+    assert np.array_equal(got[0], rows(11)[0]) and np.array_equal(got[1], rows(11)[1])
+    assert max(sizes) == most
 
 
 @pytest.mark.parametrize("spoil", [
