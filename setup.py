@@ -184,7 +184,8 @@ setup(
     ext_modules=[
         Extension(
             "kernels_pyx.compiled",
-            sources=["kernels_pyx/compiled.pyx", f"{C}/choose.c", f"{C}/parallel.c"],
+            sources=["kernels_pyx/compiled.pyx", f"{C}/choose.c", f"{C}/parallel.c",
+                     f"{C}/workspace.c"],
             depends=sorted(glob.glob("kernels_pyx/wrappers/*.pxi")
                            + glob.glob(f"{C}/**/*.[ch]", recursive=True)),
             include_dirs=[C],

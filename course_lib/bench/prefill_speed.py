@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from course_lib.arrays import LayerRows
+from course_lib.arrays import F32, LayerRows
 from course_lib.bench.machine import Kernels
 from course_lib.bench.policy_cases import Watched, one_pass
+from course_lib.engine.chunked_prefill import CHUNK, SLOTS
 from course_lib.lab.captured import Layer
 from course_lib.prefill import (
     BlockFile,
@@ -28,9 +29,10 @@ from course_lib.prefill.lse import attend_part, empty_part, merge_part
 
 STRIDES = (4, 8, 16)
 THRESHOLDS = (0.9, 0.3, 0.1, 0.02)
-CHUNKS, SLOTS = 8, 4
+CHUNKS, BLOCK = 8, 128
 LITTLE = 0.30  # applied density at which a sparse prefill has to be clearly faster
 PAIRS = 5
+FEW_ROWS, MORE_ROWS, MERGES = 64, 256, 300
 MANY, SETTLED = 200, 40  # chunks of the run that shows whether memory grows, and from which one on
 
 
@@ -68,22 +70,37 @@ class Ran(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What was measured once, in this order: seconds, but a share for merging."""
+    """What was measured once, in this order: seconds, but a share for merging. full_small: all
+    blocks again, in the small chunks of the sparse runs."""
 
     dense: float
     estimates: list[float]
     full: Ran
     file: Ran
     slow: Ran
+    full_small: Ran
     sparse: list[Ran]
     merging: float
 
 
-def sizes(tokens: int) -> tuple[int, int]:
-    """The chunk and the block for a prompt: eight chunks, and blocks small enough to leave some
-    out."""
+class Sizes(NamedTuple):
+    """Tokens of a chunk and of a block."""
+
+    chunk: int
+    block: int
+
+
+def usual(tokens: int) -> Sizes:
+    """The defaults of Engine.prefill, where the prompt has two such chunks."""
+    chunk = min(CHUNK, max(tokens // 2, 64))
+    return Sizes(chunk, min(chunk // 4, BLOCK))
+
+
+def small(tokens: int) -> Sizes:
+    """Eight chunks, and blocks small enough to leave some out: a chunk itself is always read, so
+    larger ones leave little to choose from."""
     chunk = max(tokens // CHUNKS, 64)
-    return chunk, min(chunk // 4, 128)
+    return Sizes(chunk, min(chunk // 4, BLOCK))
 
 
 def cut(layers: Sequence[Layer], chunk: int) -> list[list[Layer]]:
@@ -118,44 +135,50 @@ class Speed:
     def __init__(self, layers: Sequence[Layer], source: str, threads: int) -> None:
         self.layers, self.source, self.threads = layers, source, threads
         self.kv_heads, self.tokens, self.d = layers[0].k.shape
-        self.chunk, self.block = sizes(self.tokens)
-        self.chunks = cut(layers, self.chunk)
-        self.budget = SLOTS * self._block_bytes(self.block)
+        self.usual, self.small = usual(self.tokens), small(self.tokens)
+        self.chunks, self.small_chunks = (cut(layers, c) for c, _ in (self.usual, self.small))
+        self.budget = SLOTS * self._block_bytes(self.usual.block)
         full = [self.full() for _ in range(2)][-1]  # the first one is slower
-        rows = self.chunk * len(self.chunks) * (len(self.chunks) - 1) // 2 * len(layers)
-        self.slow = rows * self._block_bytes(1) / full.seconds
+        chunk, n = self.usual.chunk, len(self.chunks)
+        history, own = chunk * chunk * n * (n - 1) // 2, chunk * (chunk + 1) // 2 * n  # of a head
+        seconds = full.attention * history / (history + own)
+        self.slow = history // chunk * len(layers) * self._block_bytes(1) / seconds
 
     def _block_bytes(self, block: int) -> int:
         return 2 * 4 * self.kv_heads * block * self.d
 
+    def _memory(self, block: int) -> BlockStore:
+        return BlockStore(len(self.layers), self.kv_heads, self.d, block_size=block,
+                          capacity=self.tokens)
+
     def full(self) -> Ran:
         """All blocks, in memory."""
-        return self.sparse(FullAttentionPolicy)
+        return run(self.chunks, FullAttentionPolicy, self._memory(self.usual.block))
 
     def sparse(self, make: Callable[[int], PrefillPolicy]) -> Ran:
-        """By a policy, in memory."""
-        store = BlockStore(len(self.layers), self.kv_heads, self.d, block_size=self.block,
-                           capacity=self.tokens)
-        return run(self.chunks, make, store)
+        """By a policy, in memory, in small chunks."""
+        return run(self.small_chunks, make, self._memory(self.small.block))
 
     def offloaded(self, throttle: float | None = None) -> Ran:
         """All blocks, each read from a file, at so many bytes a second."""
         store = BlockFile(len(self.layers), self.kv_heads, self.d, capacity=self.tokens,
-                          block_size=self.block, ram_budget=self.budget, throttle=throttle)
+                          block_size=self.usual.block, ram_budget=self.budget, throttle=throttle)
         return run(self.chunks, FullAttentionPolicy, store)
 
     def estimate(self, stride: int) -> float:
         """Seconds of the estimate for the whole prompt."""
         start = time.perf_counter()
         for layer in self.layers:
-            xattn_estimate(layer.q, layer.k, stride=stride, block_size=self.block, threshold=0.9)
+            xattn_estimate(layer.q, layer.k, stride=stride, block_size=self.small.block,
+                           threshold=0.9)
         return time.perf_counter() - start
 
     def merging(self) -> float:
         """Share of attention that merging takes, on one thread: of the last chunk's attention to
         what is before it, as many merges of its rows as there are blocks; the median of pairs."""
-        layer, history = self.layers[0], self.tokens - self.chunk
-        q, size = self.chunks[-1][0].q, self.block * TOGETHER
+        layer, (chunk, block) = self.layers[0], self.usual
+        history, size = self.tokens - chunk, block * TOGETHER
+        q = self.chunks[-1][0].q
         parts = [LayerRows(layer.k[:, at : at + size], layer.v[:, at : at + size]).upto(
             min(size, history - at)) for at in range(0, history, size)]
         out, lse = empty_part(q)
@@ -164,23 +187,32 @@ class Speed:
             start = time.perf_counter()
             for part in parts:
                 seen = np.full(q.shape[1], part.k.shape[1], np.int64)
-                attend_part(q, part, seen, self.block, None, out, lse)
-            return time.perf_counter() - start
-
-        def merge() -> float:
-            start = time.perf_counter()
-            for _ in range(0, history, self.block):
-                merge_part(out, lse, *one)
+                attend_part(q, part, seen, block, None, out, lse)
             return time.perf_counter() - start
 
         kernels = Kernels()
         kernels.set_threads(1)
         try:
             attend()  # the first one is slower
-            one = out.copy(), lse.copy()
-            return median(merge() / attend() for _ in range(PAIRS))
+            merges = q.shape[0] * q.shape[1] * -(-history // block)
+            return median(self._merge_seconds() * merges / attend() for _ in range(PAIRS))
         finally:
             kernels.set_threads(self.threads)
+
+    def _merge_seconds(self) -> float:
+        """Seconds to merge a row that is in the nearest cache, as the rows are that the kernel has
+        just computed: what more rows take in one call, so that the call does not count."""
+
+        def merge(rows: int) -> float:
+            part, lse = np.ones((rows, self.d), F32), np.zeros(rows)
+            out, all_lse, seconds = part.copy(), lse.copy(), []
+            for _ in range(MERGES):
+                start = time.perf_counter()
+                merge_part(out, all_lse, part, lse)
+                seconds.append(time.perf_counter() - start)
+            return median(seconds)
+
+        return (merge(MORE_ROWS) - merge(FEW_ROWS)) / (MORE_ROWS - FEW_ROWS)
 
     def growth(self) -> int:
         """How many bytes of K and V are added to memory from one chunk to the last of many, of a
@@ -217,10 +249,10 @@ class Speed:
         little: SpeedRecord | None = None
         for at, threshold in enumerate(THRESHOLDS):
             share = turns[0].sparse[at].applied
-            choosing = median(t.sparse[at].choosing / t.full.seconds for t in turns)
+            choosing = median(t.sparse[at].choosing / t.full_small.seconds for t in turns)
             records.append(self._told(
                 turns, f"per_head, threshold {threshold} / full",
-                lambda t, at=at: t.sparse[at].seconds / t.full.seconds,  # type: ignore[misc]
+                lambda t, at=at: t.sparse[at].seconds / t.full_small.seconds,  # type: ignore[misc]
                 choosing + 1.15 * share, share))
             if share <= LITTLE and (little is None or share > (little.share or 0)):
                 little = records[-1]
@@ -231,7 +263,7 @@ class Speed:
 
     def _parts(self, turns: Sequence[Turn]) -> list[SpeedRecord]:
         """What a chunk spends beside attention, what reading adds, and what lies in memory."""
-        slot = self._block_bytes(self.block)
+        slot = self._block_bytes(self.usual.block)
         records = [
             self._told(turns, "merging / chunk", lambda t: (
                 t.merging * t.full.attention / t.full.seconds), 0.03),
@@ -252,6 +284,7 @@ class Speed:
     def _turn(self, done: Callable[[], object]) -> Turn:
         turn = Turn(one_pass(self.layers), [self.estimate(stride) for stride in STRIDES],
                     self.full(), self.offloaded(), self.offloaded(self.slow),
+                    self.sparse(FullAttentionPolicy),
                     [self.sparse(per_head(threshold)) for threshold in THRESHOLDS],
                     self.merging())
         done()

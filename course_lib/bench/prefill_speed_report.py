@@ -7,8 +7,9 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 
-from course_lib.bench.prefill_speed import CHUNKS, SLOTS, Speed, SpeedRecord, sizes
+from course_lib.bench.prefill_speed import Speed, SpeedRecord, small, usual
 from course_lib.engine import Engine
+from course_lib.engine.chunked_prefill import SLOTS
 from course_lib.known_models import locate
 from course_lib.lab.captured import Layer, captured
 from course_lib.lab.planted import topic
@@ -80,11 +81,11 @@ def report(out: TextIO, records: Sequence[SpeedRecord]) -> None:
     for record in records:
         if (record.source, record.tokens, record.threads) != prompt:
             prompt = record.source, record.tokens, record.threads
-            chunk, block = sizes(record.tokens)
+            (chunk, block), (few, little) = usual(record.tokens), small(record.tokens)
             print(f"\nspeed on {record.source}, {record.tokens} tokens, {record.threads} "
-                  f"thread{'s' * (record.threads > 1)}: {CHUNKS} chunks of {chunk}, blocks of "
-                  f"{block}, {SLOTS} slots\n{'':>46} {'measured':>8}    {'limit':>8} "
-                  f"{'applied':>8}", file=out)
+                  f"thread{'s' * (record.threads > 1)}: chunks of {chunk}, blocks of {block}, "
+                  f"{SLOTS} slots; estimates and\nper_head: chunks of {few}, blocks of {little}\n"
+                  f"{'':>46} {'measured':>8}    {'limit':>8} {'applied':>8}", file=out)
         sign = ">=" if record.at_least else "<="
         share = "" if record.share is None else f"{record.share:8.2f}"
         print(f"{record.what:>46} {record.value:>8.3f} {sign} {record.limit:>8.3f} {share:>8}"

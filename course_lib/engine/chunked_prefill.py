@@ -29,7 +29,7 @@ from course_lib.prefill import (
 from course_lib.quant import dequantize_rows, quantize_rows
 
 CHUNK = 1024  # tokens of a chunk
-SLOTS = 2  # blocks of a ring, where the rows are in a file
+SLOTS = 8  # blocks of a ring, where the rows are in a file
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class PrefillOptions:
     time, a multiple of the policy's block size; each chunk reads itself and the blocks of
     history that the policy chooses. Rows wait in memory, or with `offload` (True, or a folder)
     in a file that is gone at the end, of which `ram_budget` bytes may be in memory (None: the
-    `slots` that blocks are read into, two; more or fewer change no bit); the cache that decode
+    `slots` that blocks are read into; more or fewer change no bit); the cache that decode
     reads is filled at the end and is not part of the budget. The policy, `policy` of the session,
     starts anew and then knows what was read (`get_density_stats`); `on_progress` counts tokens.
     """

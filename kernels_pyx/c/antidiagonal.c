@@ -79,9 +79,10 @@ static ptrdiff_t antidiagonal_scores(const float *q, ptrdiff_t num_heads, ptrdif
     size_t size = (size_t)(num_kv_heads * work.q_blocks * work.k_blocks) * sizeof *out;
     threads = useful_threads(
         (double)num_heads * (double)q_rows * (double)work.k_blocks * (double)d, threads);
-    work.out = malloc(size);  /* `out` is written only when all scores are known to be finite */
-    work.queries = malloc(packed * sizeof *work.queries);
-    work.scratch = malloc((size_t)threads * work.scratch_size * sizeof *work.scratch);
+    /* `out` is written only when all scores are known to be finite. */
+    work.out = take_workspace(size);
+    work.queries = take_workspace(packed * sizeof *work.queries);
+    work.scratch = take_workspace((size_t)threads * work.scratch_size * sizeof *work.scratch);
     work.bad = malloc((size_t)stages[1].count);
     if (!work.out || !work.queries || !work.scratch || !work.bad) {
         result = PREFILL_NO_MEMORY;
@@ -93,9 +94,9 @@ static ptrdiff_t antidiagonal_scores(const float *q, ptrdiff_t num_heads, ptrdif
         if (result == PREFILL_DONE)
             memcpy(out, work.out, size);
     }
-    free(work.out);
-    free(work.queries);
-    free(work.scratch);
+    give_workspace(work.out);
+    give_workspace(work.queries);
+    give_workspace(work.scratch);
     free(work.bad);
     return result;
 }

@@ -80,7 +80,7 @@ static ptrdiff_t attend_heads(enum attention_kind kind, const float *q, ptrdiff_
         ? attend_rows_scratch(queries, tokens_read(rows, blocks), rows->d)
         : single_pass_scratch(queries, rows->d);
     float *scratch = each > SIZE_MAX / sizeof *scratch / (size_t)threads
-        ? NULL : malloc(each * sizeof *scratch * (size_t)threads);
+        ? NULL : take_workspace(each * sizeof *scratch * (size_t)threads);
     ptrdiff_t *status = malloc((size_t)lists * sizeof *status), found = ATTEND_NO_MEMORY;
     if (scratch && status) {
         struct attention_job job = {q, group, lists / rows->num_kv_heads, rows, blocks, kind,
@@ -90,7 +90,7 @@ static ptrdiff_t attend_heads(enum attention_kind kind, const float *q, ptrdiff_
         for (ptrdiff_t i = 0; i < lists && found == ATTEND_DONE; i++)
             found = status[i];
     }
-    free(scratch);
+    give_workspace(scratch);
     free(status);
     return found;
 }

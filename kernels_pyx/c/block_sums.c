@@ -83,8 +83,9 @@ static ptrdiff_t block_sums(const struct block_sums_input *in, int threads, floa
     size_t size = (size_t)(pieces * k_blocks) * sizeof *out;
     /* A score takes some 32 multiply-adds. */
     threads = useful_threads(32 * (double)(in->heads * in->rows) * (double)in->columns, threads);
-    work.out = malloc(size);  /* `out` is written only when all scores are known to be finite */
-    work.scratch = malloc((size_t)threads * work.scratch_size * sizeof *work.scratch);
+    /* `out` is written only when all scores are known to be finite. */
+    work.out = take_workspace(size);
+    work.scratch = take_workspace((size_t)threads * work.scratch_size * sizeof *work.scratch);
     work.bad = malloc((size_t)pieces);
     if (!work.out || !work.scratch || !work.bad) {
         result = PREFILL_NO_MEMORY;
@@ -96,8 +97,8 @@ static ptrdiff_t block_sums(const struct block_sums_input *in, int threads, floa
         if (result == PREFILL_DONE)
             memcpy(out, work.out, size);
     }
-    free(work.out);
-    free(work.scratch);
+    give_workspace(work.out);
+    give_workspace(work.scratch);
     free(work.bad);
     return result;
 }

@@ -233,9 +233,9 @@ static ptrdiff_t partial_attention(const struct prefill_input *in, ptrdiff_t blo
         2 * (double)in->num_heads * (double)in->rows * (double)in->n * (double)in->d, threads);
     threads = (int)(pieces < threads ? pieces : threads);
     prefill->scratch_size = prefill_scratch_size(padded, tokens);
-    prefill->scratch = malloc((size_t)threads * prefill->scratch_size * sizeof(float));
+    prefill->scratch = take_workspace((size_t)threads * prefill->scratch_size * sizeof(float));
     prefill->status = malloc((size_t)pieces * sizeof *prefill->status);
-    work.keys = malloc((keys + values) * sizeof(float));
+    work.keys = take_workspace((keys + values) * sizeof(float));
     work.values = work.keys ? work.keys + keys : NULL;
     if (prefill->scratch && prefill->status && work.keys) {
         const struct stage stages[] = {{in->num_kv_heads * blocks, partial_pack},
@@ -246,9 +246,9 @@ static ptrdiff_t partial_attention(const struct prefill_input *in, ptrdiff_t blo
             if (prefill->status[i] != PREFILL_DONE)
                 result = prefill->status[i];
     }
-    free(prefill->scratch);
+    give_workspace(prefill->scratch);
     free(prefill->status);
-    free(work.keys);
+    give_workspace(work.keys);
     return result;
 }
 

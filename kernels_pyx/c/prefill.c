@@ -307,12 +307,12 @@ static ptrdiff_t prefill_attention(const struct prefill_input *in, ptrdiff_t imp
     size_t outputs = (size_t)(in->num_heads * in->rows * in->d);
     size_t sums = importance ? (size_t)(in->num_heads * in->n) : 0;
     float *aside = NULL;  /* where outputs wait until it is known that all of them are finite */
-    work.scratch = malloc((size_t)used * work.scratch_size * sizeof *work.scratch);
+    work.scratch = take_workspace((size_t)used * work.scratch_size * sizeof *work.scratch);
     work.status = malloc((size_t)in->num_heads * sizeof *work.status);
     if (work.scratch && work.status && cannot_overflow(in)) {
         result = prefill_run(&work, pieces, used);
     } else if (work.scratch && work.status
-               && (aside = malloc((outputs + sums) * sizeof *aside)) != NULL) {
+               && (aside = take_workspace((outputs + sums) * sizeof *aside)) != NULL) {
         work.out = aside;
         if (importance) {
             work.importance = aside + outputs;
@@ -325,8 +325,8 @@ static ptrdiff_t prefill_attention(const struct prefill_input *in, ptrdiff_t imp
                 memcpy(importance, work.importance, sums * sizeof *aside);
         }
     }
-    free(aside);
-    free(work.scratch);
+    give_workspace(aside);
+    give_workspace(work.scratch);
     free(work.status);
     return result;
 }

@@ -3,6 +3,7 @@
  * static, so no function of one variant can be called by another. */
 #include "kernels.h"
 #include "parallel.h"
+#include "workspace.h"
 #include "v16.h"
 
 #include "quantize.c"

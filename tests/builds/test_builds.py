@@ -65,7 +65,8 @@ def test_no_warning(tmp_path, compiler):
     target = subprocess.run([compiler, "-dumpmachine"], capture_output=True, text=True).stdout
     names = ["portable", "portable_fma", "avx2", "avx512"] if target.startswith("x86_64") else [
         "portable", "neon", "dotprod"]
-    sources = [C / "variants" / f"{name}.c" for name in names] + [C / "choose.c", C / "parallel.c"]
+    sources = [C / "variants" / f"{name}.c" for name in names] + [
+        C / name for name in ("choose.c", "parallel.c", "workspace.c")]
     flags = ["-Wall", "-Wextra", "-Werror", "-O2", "-ffp-contract=off", "-fPIC"]
     for source in sources:
         result = subprocess.run([compiler, *flags, f"-I{C}", "-c", source, "-o", "out.o"],

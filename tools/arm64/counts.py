@@ -24,6 +24,7 @@ from pathlib import Path
 TOOLS = Path(__file__).resolve().parent
 ROOT = TOOLS.parents[1]
 KERNELS = ROOT / "kernels_pyx" / "c"
+COMPILED_ONCE = KERNELS / "parallel.c", KERNELS / "workspace.c"
 CROSS = "aarch64-linux-gnu-"
 VARIANTS = ("dotprod", "neon", "portable")
 FEW, MANY = 1024, 2048
@@ -82,7 +83,7 @@ def build_plugin(folder: Path) -> Path:
 
 def build_program(folder: Path, variant: str) -> Path:
     program = folder / f"count_rows_{variant}"
-    compile_program(variant, KERNELS / "parallel.c", "-static", "-lm", "-o", program)
+    compile_program(variant, *COMPILED_ONCE, "-static", "-lm", "-o", program)
     return program
 
 

@@ -40,7 +40,7 @@ def compile_c(variant: str, *more: object) -> None:
 def count_c(plugin: Path, folder: Path, variant: str, rows: int) -> list[int]:
     program = folder / f"count_linear_{variant}"
     if not program.exists():
-        compile_c(variant, counts.KERNELS / "parallel.c", "-static", "-lm", "-o", program)
+        compile_c(variant, *counts.COMPILED_ONCE, "-static", "-lm", "-o", program)
     return counts.totals(counts.run("qemu-aarch64", "-cpu", "cortex-a76", "-plugin",
                                     f"{plugin},totals=on", "-d", "plugin", program, rows))
 

@@ -1,0 +1,84 @@
+"""The memory of kernels, which is kept for the next call: never two calls' at once, and bounded."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+
+import numpy as np
+import pytest
+
+from course_lib import backend, memory
+
+F32 = np.float32
+MEGABYTE = 1 << 20
+
+pytestmark = [
+    pytest.mark.skipif(backend.kernel("partial_attention") is None, reason="needs the kernels"),
+    pytest.mark.skipif("COURSE_EXPECT_VARIANT" in os.environ,
+                       reason="an emulated process counts the emulator's pages"),
+]
+
+
+def attention(n, rows=16, heads=2, d=64):
+    """A call that packs 4 * heads * n * d bytes of keys, and the output that it writes anew."""
+    rng = np.random.default_rng(n)
+    q, k, v = (rng.standard_normal((heads, m, d), dtype=F32) for m in (rows, n, n))
+    out, lse = np.zeros_like(q), np.full(q.shape[:2], -np.inf)
+    visible = np.full(rows, n, np.int64)
+    partial_attention = backend.kernel("partial_attention")
+
+    def call():
+        out[...], lse[...] = 0, -np.inf
+        partial_attention(q, k, v, visible, 128, None, out, lse)
+        return out
+
+    return call
+
+
+def pages(call):
+    """Pages that the system has to bring during a call."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    call()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.parametrize("n", [1024, 4096, 16384])
+def test_the_next_call_gets_the_memory_of_the_last_one(n):
+    call = attention(n)
+    call(), call()
+    assert min(pages(call) for _ in range(5)) < 2 * 64 * n * 4 / 4096 / 8
+
+
+def test_of_calls_by_turns_each_finds_its_memory():
+    calls = [attention(n) for n in (16384, 2048, 512)]
+    for _ in range(3):
+        for call in calls:
+            call()
+    assert min(sum(map(pages, calls)) for _ in range(5)) < 200
+
+
+def test_larger_memory_goes_back_to_the_system():
+    call = attention(200_000, rows=1)  # 100 MB of keys to pack
+    before = memory.own()
+    call()
+    assert memory.own() - before < 70 * MEGABYTE
+
+
+def test_calls_at_the_same_time_share_nothing():
+    calls = [attention(n, rows=32) for n in (3000, 3000, 2500, 900, 8000)]
+    want = [call().copy() for call in calls]
+    wrong = []
+
+    def work(call, expected):
+        for _ in range(20):
+            if not np.array_equal(call(), expected):
+                wrong.append(call)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(calls, want, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
