@@ -171,8 +171,9 @@ ALWAYS_INLINE void q8_dot_pair_of_row(const int8_t *q, const float *q_scale,
         UNROLL for (int r = 0; r < 4; r++) {
             x[0][r] = x[1][r] = _mm512_setzero_si512();
             UNROLL for (ptrdiff_t c = 0; c < d; c += PAIR_STEP_OF_ROW) {
-                const __m512i key = _mm512_xor_si512(sign,
-                                                     _mm512_loadu_si512(k + (4 * i + r) * d + c));
+                __m512i key = _mm512_loadu_si512(k + (4 * i + r) * d + c);
+                __asm__ volatile("" : "+v"(key));  /* nothing, but memory is read in this order */
+                key = _mm512_xor_si512(key, sign);
                 UNROLL for (int j = 0; j < 2; j++)
                     x[j][r] = _mm512_dpbusd_epi32(x[j][r], key, _mm512_loadu_si512(q + j * d + c));
             }
