@@ -160,7 +160,7 @@ ALWAYS_INLINE __m512i sums_of_16(const __m512i *sums)
 }
 
 /* q8_dot_pair with one scale for a whole query. */
-ALWAYS_INLINE void q8_dot_pair_of_row(const int8_t *q, const float *q_scale,
+ALWAYS_INLINE void q8_dot_pair_by_row(const int8_t *q, const float *q_scale,
                                       const int32_t *offsets, const int8_t *k, ptrdiff_t d,
                                       float *dots, ptrdiff_t stride)
 {
@@ -194,7 +194,7 @@ ALWAYS_INLINE void q8_dot_pair(const int8_t *q, const float *q_scale, const int3
                                ptrdiff_t stride)
 {
     if (group != GROUP) {
-        q8_dot_pair_of_row(q, q_scale, offsets, k, d, dots, stride);
+        q8_dot_pair_by_row(q, q_scale, offsets, k, d, dots, stride);
         return;
     }
     __m512 s[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
@@ -306,6 +306,10 @@ ALWAYS_INLINE void q8_dot_run(const int8_t *q, const float *q_scale, const int32
                               const char *ahead, float *restrict dots)
 {
     ptrdiff_t r = 0;
+#if defined(V16_NEON)
+    if (group != GROUP)
+        r = q8_dots_by_row(q, q_scale, k, num_rows, d, ahead, dots);
+#endif
     for (; r + 4 <= num_rows; r += 4) {
         if (ahead)
             prefetch(ahead + r * d, 4 * d);
