@@ -19,8 +19,8 @@ static inline float q8_dot(const int8_t *q, const float *q_scale, const int8_t *
     float s = 0.0f;
     for (ptrdiff_t g = 0; g < d / group; g++) {
         int32_t sum = 0;
-        for (ptrdiff_t i = g * group; i < (g + 1) * group; i++)
-            sum += q[i] * k[i];
+        for (ptrdiff_t i = 0; i < group; i++)
+            sum += q[g * group + i] * k[g * group + i];
         s = fmaf(q_scale[g], (float)sum, s);
     }
     return s;
@@ -73,7 +73,8 @@ ALWAYS_INLINE void q8_dot4(const int8_t *q, const float *q_scale, const int32_t 
         __m256i x[4];
         for (int r = 0; r < 4; r++)
             x[r] = first_sums(offsets[g]);
-        for (ptrdiff_t c = g * group; c < (g + 1) * group; c += 32) {
+        for (ptrdiff_t i = 0; i < group; i += 32) {
+            const ptrdiff_t c = g * group + i;
             const __m256i query = _mm256_loadu_si256((const __m256i *)(q + c));
             for (int r = 0; r < 4; r++)
                 x[r] = add_products(
@@ -246,13 +247,15 @@ ALWAYS_INLINE void q8_dot_pair(const int8_t *q, const float *q_scale, const int3
         __m256i x[2][4], halves[2];
         for (int i = 0; i < 8; i++)
             x[i / 4][i % 4] = first_sums(offsets[g]);
-        for (ptrdiff_t c = g * group; c < (g + 1) * group; c += 32)
+        for (ptrdiff_t i = 0; i < group; i += 32) {
+            const int8_t *queries = q + g * group + i, *keys = k + g * group + i;
             for (int r = 0; r < 4; r++) {
-                __m256i key = _mm256_loadu_si256((const __m256i *)(k + r * d + c));
+                __m256i key = _mm256_loadu_si256((const __m256i *)(keys + r * d));
                 for (int j = 0; j < 2; j++)
                     x[j][r] = add_products(
-                        _mm256_loadu_si256((const __m256i *)(q + j * d + c)), key, x[j][r]);
+                        _mm256_loadu_si256((const __m256i *)(queries + j * d)), key, x[j][r]);
             }
+        }
         for (int j = 0; j < 2; j++)
             halves[j] = sums_of_4_halves(x[j]);
         __m256i sums = _mm256_add_epi32(_mm256_permute2x128_si256(halves[0], halves[1], 0x20),
