@@ -194,7 +194,7 @@ def test_one_scale_is_the_group_s_for_a_group_and_its_outlier_s_for_a_row():
 
 @pytest.mark.parametrize("d", [1056, 132096])
 def test_the_int32_sum_of_a_row_is_exact_and_rounded_once(d):
-    """K of -128 and 127 are far apart for their sign alone; the largest sum is the limit's."""
+    """Sums above 2**24, which not every float holds, up to the longest row that is taken."""
     q = np.full((1, d), -2, F32)
     q[0, 0] = -1  # code -64: the sum is no multiple of a power of two that hides a rounding
     kq = np.full((1, 3, d), -128, np.int8)
