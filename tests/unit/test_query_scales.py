@@ -1,4 +1,4 @@
-"""What one query scale per row costs on the shipped model: the numbers that docs/kernels.md states."""
+"""What one query scale per row costs on the shipped model: the numbers of docs/kernels.md."""
 
 from __future__ import annotations
 
