@@ -10,7 +10,8 @@ that is read is a ValueError.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,6 +35,7 @@ __all__ = ["attend", "causal_attention", "check_query", "check_rows", "head_scor
            "two_pass_rows", "widen"]
 
 Q_BLOCK = 32  # query values that share a scale in the single pass
+MAX_ROW_SCALE_DIM = (2**31 - 1) // (127 * 128) // 32 * 32  # one scale a row: int32 sums still fit
 TOKEN_BLOCK = 32  # tokens per rescale in the single pass
 
 HeadKernel = Callable[[np.ndarray, LayerRows], np.ndarray]
@@ -152,15 +154,21 @@ def online_softmax(scores: np.ndarray, v: np.ndarray,
     return acc / total if total > 0 else acc
 
 
-def single_pass_q8(q: Any, kq: Any, k_scale: Any, vq: Any, v_scale: Any) -> np.ndarray:
+def single_pass_q8(q: Any, kq: Any, k_scale: Any, vq: Any, v_scale: Any, *,
+                   query_scales: Literal["group", "row"] = "group") -> np.ndarray:
     """Attention of one query over q8 rows with an int8 query, 32 tokens at a time.
 
-    q float32 [num_heads, head_dim], head_dim a multiple of 32, quantized per 32 values; kq, vq
-    int8 [num_kv_heads, n, head_dim]; scales float32 [num_kv_heads, n]. Returns float32
-    [num_heads, head_dim]. Integer dots per 32 are exact; one rescale per 32-token block.
-    Raises TypeError for rows that are not int8, ValueError as two_pass does and for a head_dim
-    that 32 does not divide. Source: article 9-2.
+    q float32 [num_heads, head_dim], head_dim a multiple of 32; kq, vq int8
+    [num_kv_heads, n, head_dim]; scales float32 [num_kv_heads, n]. query_scales: "group" quantizes
+    the query with a scale per 32 values, "row" with one per head, which is less exact and less
+    work (docs/kernels.md). Returns float32 [num_heads, head_dim]. Integer dots of values that
+    share a scale are exact; one rescale per 32-token block.
+    Raises TypeError for rows that are not int8, ValueError as two_pass does, for a head_dim
+    that 32 does not divide, for other query_scales, and with "row" for a head_dim above
+    MAX_ROW_SCALE_DIM. Source: article 9-2 for "group", ours for "row".
     """
+    if query_scales not in ("group", "row"):
+        raise ValueError(f'query_scales must be "group" or "row", not {query_scales!r}.')
     for name, rows in (("kq", kq), ("vq", vq)):
         if np.asarray(rows).dtype != np.int8:
             raise TypeError(f"{name} must be int8, not {np.asarray(rows).dtype}; "
@@ -169,18 +177,26 @@ def single_pass_q8(q: Any, kq: Any, k_scale: Any, vq: Any, v_scale: Any) -> np.n
     all_rows = check_rows(q, kq, vq, k_scale, v_scale)
     if q.shape[1] % Q_BLOCK:
         raise ValueError(f"q must have a multiple of {Q_BLOCK} values a row, not {q.shape[1]}.")
-    return _all_heads("single_pass_q8", _single_pass_head, q, all_rows)
+    if query_scales == "group":
+        return _all_heads("single_pass_q8", _single_pass_head, q, all_rows)
+    if q.shape[1] > MAX_ROW_SCALE_DIM:
+        raise ValueError(f"q must have at most {MAX_ROW_SCALE_DIM} values a row, not "
+                         f"{q.shape[1]}: the int32 sum of a row's products could overflow.")
+    return _all_heads("single_pass_q8_row", partial(_single_pass_head, group=q.shape[1]), q,
+                      all_rows)
 
 
 @quiet
-def _single_pass_head(q: np.ndarray, rows: LayerRows) -> np.ndarray:
+def _single_pass_head(q: np.ndarray, rows: LayerRows, group: int = Q_BLOCK) -> np.ndarray:
     assert rows.k_scale is not None and rows.v_scale is not None  # int8 rows, checked above
-    q_int, q_scale = quantize_blocks(q, Q_BLOCK)
+    q_int, q_scale = quantize_blocks(q, group)
+    # Exact integers whatever the order: |sum| <= 32 * 127 * 128 < 2**24, and of any row < 2**31.
+    exact = F32 if group * 127 * 128 < 2**24 else np.float64
     scores = np.zeros(rows.k.shape[0], F32)
     for g, scale in enumerate(q_scale):
-        part = slice(g * Q_BLOCK, (g + 1) * Q_BLOCK)
-        # An exact integer in float32 whatever the order: |sum| <= 32 * 127 * 128 < 2**24.
-        scores += (rows.k[:, part] @ q_int[part].astype(F32)) * scale
+        part = slice(g * group, (g + 1) * group)
+        dots = rows.k[:, part].astype(exact, copy=False) @ q_int[part].astype(exact)
+        scores += dots.astype(F32, copy=False) * scale
     scores *= rows.k_scale
     scores *= F32(1 / math.sqrt(q.shape[0]))
     _finite_scores(scores)

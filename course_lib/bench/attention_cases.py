@@ -107,7 +107,8 @@ def build(kv: str, n: int, bench: Bench) -> Group:
     works = [Work("two_pass", dense, read_bytes=n * token, numpy="dense"),
              Work("single_pass", dense, read_bytes=n * token, numpy="dense")]
     if kv == "q8":
-        works.append(Work("single_pass_q8", dense, read_bytes=n * token, numpy="dense"))
+        works += [Work(name, dense, read_bytes=n * token, numpy="dense")
+                  for name in ("single_pass_q8", "single_pass_q8_row")]
     works += [
         *(Work(name + suffix, partial(pruned, is_shared, packed), "sparse_attention",
                read_bytes=probed + attended, numpy="sparse")

@@ -6,6 +6,7 @@
  *     dot(q, k)   one v16 accumulator from 0, 16 values a step, fma(q, k, acc); then v16_sum
  *                 single_pass_q8: q as int8; one chain over groups g of 32 values from 0,
  *                 fma(q_scale[g], sum of g, s), where the sum of g is a whole number and exact
+ *                 single_pass_q8_row: the same with all d values as the only group
  *     score[t]    dot * k_scale[t] (int8 rows) * 1/sqrt(d)
  *     two pass    e[t] = exp(score[t] - max); S: a v16 sum of e, 16 tokens a step; w[t] = e[t] / S,
  *                 * v_scale[t] for int8 rows; out[c]: chain over t of fma(w[t], v[t][c], out[c])
@@ -16,6 +17,9 @@
 #include "attention.h"
 
 #include <stdlib.h>
+
+/* The operations: one per entry of attention_kernels. */
+enum attention_kind { TWO_PASS, SINGLE_PASS, SINGLE_PASS_Q8, SINGLE_PASS_Q8_ROW };
 
 #include "attention_rows.c"
 #include "attention_q8.c"
@@ -29,7 +33,7 @@ struct attention_job {
     ptrdiff_t group, lists_per_group;
     const struct kv_rows *rows;
     const struct block_lists *blocks;
-    enum attention_kind { TWO_PASS, SINGLE_PASS, SINGLE_PASS_Q8 } kind;
+    enum attention_kind kind;
     float *scratch;
     size_t scratch_each;
     float *out;
@@ -52,8 +56,7 @@ static void attend_kv_head(void *context, ptrdiff_t kv_head, int thread)
                                             b->block_size, scratch, out);
         else
             job->status[list] = single_pass_rows(q, queries, job->rows, kv_head, ids, b->count,
-                                                 b->block_size, job->kind == SINGLE_PASS_Q8,
-                                                 scratch, out);
+                                                 b->block_size, job->kind, scratch, out);
     }
 }
 
@@ -113,6 +116,13 @@ static ptrdiff_t single_pass_q8(const float *q, ptrdiff_t num_heads, const struc
     return attend_heads(SINGLE_PASS_Q8, q, num_heads, rows, blocks, threads, out);
 }
 
+static ptrdiff_t single_pass_q8_row(const float *q, ptrdiff_t num_heads,
+                                    const struct kv_rows *rows, const struct block_lists *blocks,
+                                    int threads, float *out)
+{
+    return attend_heads(SINGLE_PASS_Q8_ROW, q, num_heads, rows, blocks, threads, out);
+}
+
 static void exp_each(const float *x, ptrdiff_t count, float *out)
 {
     for (ptrdiff_t i = 0; i < count; i += 16) {
@@ -125,5 +135,6 @@ static const struct attention_kernels attention_kernels = {
     .two_pass = two_pass,
     .single_pass = single_pass,
     .single_pass_q8 = single_pass_q8,
+    .single_pass_q8_row = single_pass_q8_row,
     .exp = exp_each,
 };

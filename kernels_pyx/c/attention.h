@@ -27,6 +27,9 @@ struct block_lists {
     ptrdiff_t count, block_size;
 };
 
+/* The longest row of single_pass_q8_row: so many products of 127 and -128 still fit into an int32. */
+enum { MAX_ROW_D = INT32_MAX / (127 * 128) / 32 * 32 };
+
 /* What an attention function returns: a token >= 0 if the score of its K row is not finite, or one
  * of these. Of several errors that of the first query head is returned; `out` is then undefined. */
 enum { ATTEND_DONE = -1, ATTEND_BAD_OUTPUT = -2, ATTEND_NO_MEMORY = -3 };
@@ -40,6 +43,7 @@ struct attention_kernels {
     attention_function *two_pass;        /* all scores, softmax, then V */
     attention_function *single_pass;     /* online softmax, 32 tokens at a time */
     attention_function *single_pass_q8;  /* int8 rows, query quantized per 32 values; d % 32 == 0 */
+    attention_function *single_pass_q8_row;  /* the same, one query scale a row; d <= MAX_ROW_D */
     void (*exp)(const float *x, ptrdiff_t count, float *out);  /* v16_exp of every value */
 };
 

@@ -90,10 +90,11 @@ static void multiply(float *x, const float *y, ptrdiff_t count)
 
 static ptrdiff_t single_pass_rows(const float *q, ptrdiff_t queries, const struct kv_rows *rows,
                                   ptrdiff_t kv_head, const int32_t *blocks, ptrdiff_t count,
-                                  ptrdiff_t block_size, int q8_query, float *scratch, float *out)
+                                  ptrdiff_t block_size, enum attention_kind kind, float *scratch,
+                                  float *out)
 {
     const ptrdiff_t d = rows->d, padded = padded_to(d, 16);
-    const int q8 = rows->k_scale != NULL;
+    const int q8 = rows->k_scale != NULL, q8_query = kind != SINGLE_PASS;
     const ptrdiff_t row_bytes = row_size(d, q8);
     const char *k = (const char *)rows->k + row_size(kv_head * rows->k_head_stride, q8);
     const char *v = (const char *)rows->v + row_size(kv_head * rows->v_head_stride, q8);
@@ -103,7 +104,8 @@ static ptrdiff_t single_pass_rows(const float *q, ptrdiff_t queries, const struc
 
     float *acc = aligned(scratch), *scores = acc + queries * padded;
     float *padded_q = aligned(scores + queries * CHUNK_TOKENS);
-    struct q8_queries int_q = {(int8_t *)padded_q, NULL, NULL};
+    struct q8_queries int_q = {(int8_t *)padded_q, NULL, NULL,
+                               kind == SINGLE_PASS_Q8_ROW ? d : GROUP};
     struct single_pass_state *states =
         (struct single_pass_state *)aligned(padded_q + queries * padded);
     if (q8_query) {

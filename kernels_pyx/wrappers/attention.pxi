@@ -12,6 +12,7 @@ cdef extern from "attention.h":
         const int32_t *ids
         ptrdiff_t lists, count, block_size
     cdef enum:
+        MAX_ROW_D
         ATTEND_DONE
         ATTEND_BAD_OUTPUT
         ATTEND_NO_MEMORY
@@ -22,6 +23,7 @@ cdef extern from "attention.h":
         attention_function *two_pass
         attention_function *single_pass
         attention_function *single_pass_q8
+        attention_function *single_pass_q8_row
         void exp(const float *x, ptrdiff_t count, float *out) noexcept nogil
 
 
@@ -51,14 +53,33 @@ def single_pass(Variant variant not None, q, k, v, k_scale, v_scale, blocks, blo
 @operation
 def single_pass_q8(Variant variant not None, q, k, v, k_scale, v_scale, blocks, block_size, out):
     """As single_pass, with the query quantized per 32 values: int8 rows only, d % 32 == 0."""
+    check_q8(q, k_scale, v_scale, "single_pass_q8")
+    run_attention(variant, variant.c.attention.single_pass_q8, q, k, v, k_scale, v_scale, blocks,
+                  block_size, out)
+
+
+@operation
+def single_pass_q8_row(Variant variant not None, q, k, v, k_scale, v_scale, blocks, block_size,
+                       out):
+    """As single_pass_q8, with one scale for each row of q. ValueError also for d > 132096, where
+    the sum of a row's products may not fit into an int32."""
+    cdef ptrdiff_t d = check_q8(q, k_scale, v_scale, "single_pass_q8_row")
+    if d > MAX_ROW_D:
+        raise ValueError(f"q must have at most {MAX_ROW_D} values a row, not {d}: the int32 sum "
+                         "of a row's products could overflow")
+    run_attention(variant, variant.c.attention.single_pass_q8_row, q, k, v, k_scale, v_scale,
+                  blocks, block_size, out)
+
+
+cdef ptrdiff_t check_q8(object q, object k_scale, object v_scale, str operation) except -1:
+    """Return d; TypeError without scales, ValueError unless 32 divides d."""
     if k_scale is None or v_scale is None:
-        raise TypeError("k_scale and v_scale must be float32 arrays of 2 axes: single_pass_q8 "
-                        "takes int8 rows only")
+        raise TypeError("k_scale and v_scale must be float32 arrays of 2 axes: "
+                        f"{operation} takes int8 rows only")
     cdef Array query = Array(q, "q", "float32", 2)
     if query.size(1) % 32:
         raise ValueError(f"q must have a multiple of 32 values a row, not {query.size(1)}")
-    run_attention(variant, variant.c.attention.single_pass_q8, q, k, v, k_scale, v_scale, blocks,
-                  block_size, out)
+    return query.size(1)
 
 
 @operation

@@ -465,7 +465,7 @@ READINGS = {
         "scales_per_token": 16,
     },
     "d09.b2": {
-        "rounds_q": Lines("course_lib/attention.py", "quantize_blocks(q, Q_BLOCK)",
+        "rounds_q": Lines("course_lib/attention.py", "quantize_blocks(q, group)",
                           symbol="_single_pass_head"),
         "rounds_k_and_v": Lines("course_lib/kvcache.py", "quantize_rows(k, self.rule)",
                                 symbol="KVCache.append"),

@@ -220,11 +220,19 @@ def single_pass(bits, **size):
     return attention(bits, **size)
 
 
-@maker(*(size | dict(d32=size.pop("d") // 32) for size in attention_sizes(q8=1)
-         if size["d"] % 32 == 0),
-       **{name: limits for name, limits in ATTENTION_LIMITS.items() if name not in ("d", "q8")},
-       d32=(1, 5))
+Q8_SIZES = [size | dict(d32=size.pop("d") // 32) for size in attention_sizes(q8=1)
+            if size["d"] % 32 == 0]
+Q8_LIMITS = {name: limits for name, limits in ATTENTION_LIMITS.items()
+             if name not in ("d", "q8")} | dict(d32=(1, 5))
+
+
+@maker(*Q8_SIZES, **Q8_LIMITS)
 def single_pass_q8(bits, d32, q8=1, **size):
+    return attention(bits, d=32 * d32, q8=q8, **size)
+
+
+@maker(*Q8_SIZES, Q8_SIZES[0] | dict(d32=40), **Q8_LIMITS)
+def single_pass_q8_row(bits, d32, q8=1, **size):
     return attention(bits, d=32 * d32, q8=q8, **size)
 
 

@@ -131,52 +131,105 @@ def test_softmax_masks_normalises_and_can_work_in_place():
     assert softmax(scores, out=scores) is scores and np.array_equal(scores, weights)
 
 
-def single_pass_oracle(q, kq, k_scale, vq, v_scale):
+query_scales_of_both_kinds = pytest.mark.parametrize("query_scales", ["group", "row"])
+
+
+def single_pass_oracle(q, kq, k_scale, vq, v_scale, query_scales="group"):
     """Float64 attention after the one rounding of q that belongs to the single pass."""
-    q_int, q_scale = quantize_blocks(q)
-    rounded = q_int * np.repeat(q_scale.astype(np.float64), 32, axis=-1)
+    group = 32 if query_scales == "group" else q.shape[-1]
+    q_int, q_scale = quantize_blocks(q, group)
+    rounded = q_int * np.repeat(q_scale.astype(np.float64), group, axis=-1)
     return oracle(rounded, kq, vq, k_scale, v_scale)
 
 
+@query_scales_of_both_kinds
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("d", [32, 64, 96])
-def test_single_pass_is_exact_but_for_the_rounding_of_q(n, d):
+def test_single_pass_is_exact_but_for_the_rounding_of_q(n, d, query_scales):
     for order in (slice(None), slice(None, None, -1)):
         q, k, v = made(n=n, d=d, seed=n + d, spread=3)
         q[:, :32] *= 20  # each 32 values have their own scale
         rank = np.argsort(k[0] @ q[0])[order]  # rising scores rescale in every block
         kq, vq, k_scale, v_scale = quantized(k[:, rank], v)
-        want, bound = single_pass_oracle(q, kq, k_scale, vq, v_scale)
-        got = single_pass_q8(q, kq, k_scale, vq, v_scale)
+        want, bound = single_pass_oracle(q, kq, k_scale, vq, v_scale, query_scales)
+        got = single_pass_q8(q, kq, k_scale, vq, v_scale, query_scales=query_scales)
         assert got.dtype == F32 and got.shape == q.shape
         assert (np.abs(got - want) <= bound).all()
 
 
-def test_single_pass_stays_near_two_pass_by_the_rounding_of_q():
+@query_scales_of_both_kinds
+def test_single_pass_stays_near_two_pass_by_the_rounding_of_q(query_scales):
     q, k, v = made(n=200, d=64, seed=9)
     kq, vq, k_scale, v_scale = quantized(k, v)
-    _, q_scale = quantize_blocks(q)
-    got = single_pass_q8(q, kq, k_scale, vq, v_scale)
+    groups = 2 if query_scales == "group" else 1
+    _, q_scale = quantize_blocks(q, 64 // groups)
+    got = single_pass_q8(q, kq, k_scale, vq, v_scale, query_scales=query_scales)
     exact = two_pass(q, kq, vq, k_scale, v_scale)
     for h in range(4):
         # |q - q'| <= scale/2 in each value moves a score by at most e, the output by
         # (exp(2e) - 1) times the largest |V|.
-        values = np.abs(kq[h // 2] * k_scale[h // 2, :, None]).reshape(200, 2, 32).sum(axis=2)
+        values = np.abs(kq[h // 2] * k_scale[h // 2, :, None]).reshape(200, groups, -1).sum(axis=2)
         e = (values @ (q_scale[h] / 2)).max() / 8
         reach = np.abs(vq[h // 2] * v_scale[h // 2, :, None]).max()
         assert np.abs(got[h] - exact[h]).max() <= math.expm1(2 * e) * reach
     assert not np.array_equal(got, exact), "an int8 query must leave a trace"
 
 
+def test_one_scale_is_the_group_s_for_a_group_and_its_outlier_s_for_a_row():
+    """A value 300 times the others leaves them 0 where it sets their scale."""
+    rng = np.random.default_rng(4)
+    k, v = rng.standard_normal((2, 1, 40, 64)).astype(F32)
+    kq, vq, k_scale, v_scale = quantized(k, v)
+    rows = (kq, k_scale, vq, v_scale)
+    q = rng.uniform(0.5, 1, (1, 64)).astype(F32)
+    first = q[:, :32], kq[..., :32], k_scale, vq[..., :32], v_scale
+    assert np.array_equal(single_pass_q8(*first), single_pass_q8(*first, query_scales="row"))
+    q[0, 40] = 300
+    outlier = np.zeros_like(q)
+    outlier[0, 40] = 300
+    row, alone = (single_pass_q8(x, *rows, query_scales="row") for x in (q, outlier))
+    assert np.array_equal(row, alone)
+    assert not np.array_equal(single_pass_q8(q, *rows), alone)
+
+
+@pytest.mark.parametrize("d", [1056, 132096])
+def test_the_int32_sum_of_a_row_is_exact_and_rounded_once(d):
+    """Sums above 2**24, which not every float holds, up to the longest row that is taken."""
+    q = np.full((1, d), -2, F32)
+    q[0, 0] = -1  # code -64: the sum is no multiple of a power of two that hides a rounding
+    kq = np.full((1, 3, d), -128, np.int8)
+    kq[0, 1, 1:] = 127
+    kq[0, 2, 1::2] = -127
+    vq = np.zeros((1, 3, d), np.int8)
+    vq[0, range(3), range(3)] = 100
+    codes, scale = quantize_blocks(q[0], d)
+    sums = kq[0].astype(np.int64) @ codes
+    assert 2**24 < sums.max() <= 2**31 - 1 and codes[0] == -64
+    k_scale = np.full((1, 3), 1e-5 / d, F32)
+    scores = sums.astype(F32) * scale * k_scale[0] / math.sqrt(d)
+    weights = np.exp(scores - scores.max(), dtype=np.float64)
+    got = single_pass_q8(q, kq, k_scale, vq, np.ones((1, 3), F32), query_scales="row")
+    assert np.allclose(got[0, :3], 100 * weights / weights.sum(), rtol=1e-6)
+
+
 def test_single_pass_takes_int8_rows_and_heads_of_whole_32s():
     q, k, v = made(d=48)
     kq, vq, k_scale, v_scale = quantized(k, v)
-    with pytest.raises(ValueError, match="multiple of 32"):
-        single_pass_q8(q, kq, k_scale, vq, v_scale)
     with pytest.raises(TypeError, match="kq must be int8"):
         single_pass_q8(q, k, k_scale, vq, v_scale)
     with pytest.raises(TypeError, match="vq must be int8"):
         single_pass_q8(q, kq, k_scale, v, v_scale)
+    for query_scales in ("group", "row"):
+        with pytest.raises(ValueError, match="multiple of 32"):
+            single_pass_q8(q, kq, k_scale, vq, v_scale, query_scales=query_scales)
+    for other in ("head", None, 1, ["row"]):
+        with pytest.raises(ValueError, match="query_scales must be"):
+            single_pass_q8(q, kq, k_scale, vq, v_scale, query_scales=other)
+    long = np.ones((1, 132128), F32)
+    rows = np.ones((1, 1, 132128), np.int8), np.ones((1, 1), F32)
+    with pytest.raises(ValueError, match="at most 132096 values a row, not 132128: the int32 sum"):
+        single_pass_q8(long, *rows, *rows, query_scales="row")
+    assert np.array_equal(single_pass_q8(long, *rows, *rows), long)
 
 
 def calls_of(kernel):

@@ -255,7 +255,8 @@ def test_a_run_measures_every_kernel(name, tmp_path):
             "sparse_attention_shared", "sparse_attention_shared_packed", "probe_scores",
             "select_blocks", "two_pass_blocks"]
     assert kinds == {(kernel, kv) for kernel in both for kv in ("q8", "f32")} | {
-        ("single_pass_q8", "q8"), ("prefill_attention 4/2 heads", "f32"),
+        ("single_pass_q8", "q8"), ("single_pass_q8_row", "q8"),
+        ("prefill_attention 4/2 heads", "f32"),
         ("antidiagonal_scores stride 16", "f32"), ("block_sums stride 16", "f32"),
         ("merge_parts 2048x128", None), ("quantize_rows 4096x128", None),
         ("rms_norm 256x2048", None), ("rope 256x2048", None), ("silu_mul 256x6144", None),

@@ -27,10 +27,12 @@ pytestmark = pytest.mark.skipif(
 )
 variants = pytest.mark.parametrize("variant", kernels_pyx.VARIANTS or ("portable",))
 others = pytest.mark.parametrize("variant", [v for v in kernels_pyx.VARIANTS if v != "portable"])
-OPERATIONS = ("two_pass", "single_pass", "single_pass_q8")
+OPERATIONS = ("two_pass", "single_pass", "single_pass_q8", "single_pass_q8_row")
+Q8_QUERY = {"single_pass_q8": "group", "single_pass_q8_row": "row"}
+"""Operations with an int8 query -> the library's `query_scales`."""
 operations = pytest.mark.parametrize("name", OPERATIONS)
 CASES = [(name, dtype) for name in OPERATIONS for dtype in ("f32", "q8")
-         if (name, dtype) != ("single_pass_q8", "f32")]
+         if name not in Q8_QUERY or dtype == "q8"]
 cases = pytest.mark.parametrize(("name", "dtype"), CASES)
 
 
@@ -88,13 +90,14 @@ def kernel_exp(x):
 
 def literal_scores(name, q, rows):
     scores = []
-    codes, scales = quantize_blocks(q) if name == "single_pass_q8" else (None, None)
+    group = len(q) if name == "single_pass_q8_row" else 32
+    codes, scales = quantize_blocks(q, group) if name in Q8_QUERY else (None, None)
     for t, key in enumerate(rows.k):
         if codes is not None:
             dot = F32(0)
             for g, scale in enumerate(scales):
-                part = slice(32 * g, 32 * g + 32)
-                dot = fma(scale, int(codes[part].astype(int) @ key[part].astype(int)), dot)
+                part = slice(group * g, group * (g + 1))
+                dot = fma(scale, F32(int(codes[part].astype(int) @ key[part].astype(int))), dot)
         else:
             acc = np.zeros(16, F32)
             wide = padded(key.astype(F32))
@@ -168,7 +171,7 @@ def shapes():
 def test_every_variant_has_the_bits_of_portable(variant, name, dtype):
     rng = np.random.default_rng(6)
     for d, n, group, num_kv_heads in list(shapes())[:: 9 if variant == "portable-baseline" else 1]:
-        if name == "single_pass_q8":
+        if name in Q8_QUERY:
             d = -(-d // 32) * 32
         q, rows = made(group, num_kv_heads, n, d, seed=d + n, dtype=dtype, spread=3)
         block_size = int(rng.choice([1, 8, 16, 32, 33, 500]))
@@ -203,9 +206,11 @@ def test_near_the_oracle_and_numpy(variant, name, dtype, n, spread):
         pytest.skip("slow")
     q, rows = made(2, 2, n, 64, seed=n, dtype=dtype, spread=spread)
     numpy_name = {"single_pass": "online"}.get(name, name)
-    if name == "single_pass_q8":
+    options = {}
+    if name in Q8_QUERY:
         arguments = (q, rows.k, rows.k_scale, rows.v, rows.v_scale)
-        want, bound = single_pass_oracle(*arguments)
+        numpy_name, options = "single_pass_q8", {"query_scales": Q8_QUERY[name]}
+        want, bound = single_pass_oracle(*arguments, **options)
     else:
         arguments = (q, *rows)
         want, bound = oracle(*arguments)
@@ -213,11 +218,11 @@ def test_near_the_oracle_and_numpy(variant, name, dtype, n, spread):
     assert (np.abs(got - want) <= bound).all()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "kernel", lambda name: None)
-        reference = getattr(attention, numpy_name)(*arguments)
+        reference = getattr(attention, numpy_name)(*arguments, **options)
     assert (np.abs(got.astype(float) - reference) <= 2 * bound).all()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "kernel", lambda name: kernels_pyx.kernels(variant)[name])
-        assert_same_bits(getattr(attention, numpy_name)(*arguments), got)
+        assert_same_bits(getattr(attention, numpy_name)(*arguments, **options), got)
 
 
 @variants
@@ -297,7 +302,7 @@ def test_a_bad_row_is_named(variant, name, dtype, bad, monkeypatch):
             run(variant, name, q, spoiled)
         with pytest.raises(ValueError, match=message):  # block 20 of 2 tokens, read first
             run(variant, name, q, spoiled, np.array([[1, 20], [20, 1]], np.int32), 2)
-        if name != "single_pass_q8":
+        if name not in Q8_QUERY:
             with pytest.raises(NotFiniteError, match=rf"{message}.*\.$"):
                 getattr(attention, {"single_pass": "online"}.get(name, name))(q, *spoiled)
         run(variant, name, q, spoiled, np.array([[1, 20], [21, 1]], np.int32), 2)  # not read
@@ -393,11 +398,34 @@ def test_more_wrong_arguments(variant):
     with pytest.raises(ValueError, match="out must not share memory with q"):
         kernel["two_pass"](q, *rows, None, 32, q)
     _, floats = made(dtype="f32")
-    with pytest.raises(TypeError, match="int8 rows only"):
-        kernel["single_pass_q8"](q, *floats, None, 32, np.zeros_like(q))
-    q, rows = made(d=48)
-    with pytest.raises(ValueError, match="q must have a multiple of 32"):
-        kernel["single_pass_q8"](q, *rows, None, 32, np.zeros_like(q))
+    short, short_rows = made(d=48)
+    for name in Q8_QUERY:
+        with pytest.raises(TypeError, match=f"{name} takes int8 rows only"):
+            kernel[name](q, *floats, None, 32, np.zeros_like(q))
+        with pytest.raises(ValueError, match="q must have a multiple of 32"):
+            kernel[name](short, *short_rows, None, 32, np.zeros_like(short))
+    long, long_rows = made(1, 1, 1, 132128)
+    with pytest.raises(ValueError, match="q must have at most 132096 values a row, not 132128: "
+                                         "the int32 sum of a row's products could overflow"):
+        kernel["single_pass_q8_row"](long, *long_rows, None, 32, np.zeros_like(long))
+
+
+@variants
+@pytest.mark.parametrize("d", [1056, 1280, 132096])
+def test_a_long_row_s_sum_is_exact_and_rounded_once(variant, d):
+    """Sums above 2**24, which no float holds, up to the largest of an int32."""
+    q, rows = made(2, 1, 21, d, seed=d)
+    q = np.abs(q) + F32(1)
+    q[1] = 3
+    codes = np.abs(rows.k)
+    codes[:, 5:15] = -128
+    codes[:, 10, ::3] = 127
+    rows = rows._replace(k=codes, k_scale=rows.k_scale / 10000)
+    got = run(variant, "single_pass_q8_row", q, rows)
+    largest = (quantize_blocks(q, d)[0].astype(np.int64) @ codes[0].T.astype(np.int64))
+    assert 2**24 < abs(largest).max() == d * 127 * 128
+    for h in range(2):
+        assert_same_bits(got[h], literal("single_pass_q8_row", q[h], rows.head(0)))
 
 
 @variants

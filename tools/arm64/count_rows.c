@@ -48,13 +48,13 @@ int main(int argc, char **argv)
     for (int i = 0; i < QUERIES * D; i++)
         q[i] = k_f32[i];
 
-    const struct q8_queries int_q = {q_values, q_scales, q_offsets};
+    const struct q8_queries int_q = {q_values, q_scales, q_offsets, strstr(loop, "row") ? D : GROUP};
     const struct attention_kernels *a = &attention_kernels;
     quantize_queries(q, QUERIES, D, &int_q);
     const int both = strstr(loop, "-2") != NULL;  /* the query heads that share the rows */
     const ptrdiff_t queries = both ? 2 : 1;
     const volatile ptrdiff_t run = 32;  /* as in a kernel, no constant */
-    if (!strncmp(loop, "score-q8-q8", 11))
+    if (!strncmp(loop, "score-q8-q8", 11))  /* also score-q8-q8-row */
         for (ptrdiff_t r = 0; r < n; r += 32)
             q8_dots_of_run(&int_q, queries, k_q8 + r * D, run, D, NULL, scores + r, MAX_ROWS);
     else if (!strncmp(loop, "score-q8", 8))
@@ -73,6 +73,8 @@ int main(int argc, char **argv)
             sums_of_run(acc, queries, scale, 0, (const char *)(v_f32 + r * D), run, D, 0, NULL);
     else if (!strcmp(loop, "single_pass_q8"))
         operation(a->single_pass_q8, 1, n);
+    else if (!strcmp(loop, "single_pass_q8_row"))
+        operation(a->single_pass_q8_row, 1, n);
     else if (!strcmp(loop, "single_pass-q8"))
         operation(a->single_pass, 1, n);
     else if (!strcmp(loop, "two_pass-q8"))

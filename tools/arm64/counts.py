@@ -33,6 +33,8 @@ FEW, MANY = 1024, 2048
 LOOPS = {
     "score-q8-q8": (128, "scores: int8 query, int8 rows, one query head"),
     "score-q8-q8-2": (128, "scores: int8 query, int8 rows, two query heads"),
+    "score-q8-q8-row": (128, "the same with one query scale a row, one query head"),
+    "score-q8-q8-row-2": (128, "the same with one query scale a row, two query heads"),
     "score-q8": (128, "scores: float query, int8 rows, one query head"),
     "score-q8-2": (128, "scores: float query, int8 rows, two query heads"),
     "score-f32": (512, "scores: float rows, one query head"),
@@ -42,6 +44,7 @@ LOOPS = {
     "sum-f32": (512, "sums of V: float rows, one query head"),
     "sum-f32-2": (512, "sums of V: float rows, two query heads"),
     "single_pass_q8": (256 + 8, "the whole operation, K and V, two query heads"),
+    "single_pass_q8_row": (256 + 8, "the whole operation, K and V, two query heads"),
     "single_pass-q8": (256 + 8, "the whole operation, K and V, two query heads"),
     "two_pass-q8": (256 + 8, "the whole operation, K and V, two query heads"),
     "two_pass-f32": (1024, "the whole operation, K and V, two query heads"),
