@@ -88,7 +88,6 @@ class ChunkedPrefill:
                 self._attend_span(q, span, reads, out, lse)
             attend_itself(out, lse)
         self.attend_seconds += time.perf_counter() - start
-        finite_output(out)
         loaded = self.store.bytes_read - chosen
         cells = loaded // (8 * q.shape[2]) * (len(q) // len(own.k)) * q.shape[1]
         causal = len(q) * q.shape[1] * (q.shape[1] + 1) // 2
@@ -128,6 +127,7 @@ class ChunkedPrefill:
                 visible.fill(rows.k.shape[1])
                 attend_part(q, rows, visible, self.store.block_size, reads[some], out, lse)
         merge_part(out, lse, own_out, own_lse)
+        finite_output(out)
 
     def close(self) -> None:
         """End the ring's thread; the store stays open."""

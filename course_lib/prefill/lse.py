@@ -123,6 +123,7 @@ def attend_part(q: np.ndarray, rows: LayerRows, visible: np.ndarray, block_size:
                     tile = slice(row, row + QUERY_TILE)
                     merge_into(out[h, tile], lse[h, tile], *_attend_tile(q[h, tile], part,
                                                                          seen[tile]))
+    finite_output(out)
 
 
 @quiet

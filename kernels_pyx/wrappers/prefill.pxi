@@ -64,10 +64,11 @@ cdef int require_visible(const prefill_input *input) except -1:
 cdef int require_logarithms(const double *lse, ptrdiff_t count, str name) except -1:
     """ValueError for an LSE that is none."""
     cdef ptrdiff_t i
+    cdef int bad = 0
     for i in range(count):
-        if not lse[i] < INFINITY:
-            raise ValueError(f"{name} must not hold NaN or +inf; -inf is a row without tokens "
-                             "so far")
+        bad |= not lse[i] < INFINITY
+    if bad:
+        raise ValueError(f"{name} must not hold NaN or +inf; -inf is a row without tokens so far")
     return 0
 
 

@@ -138,6 +138,19 @@ def test_medians_of_interleaved_calls():
     assert order == ["a", "b"] * 4
 
 
+def test_a_settled_call_is_made_twice_and_timed_once():
+    now, made = [0.0], []
+
+    def call(name, seconds):
+        made.append(name)
+        now[0] += seconds if made[-2:] == [name, name] else 10 * seconds
+
+    found = timing.interleaved({"a": partial(call, "a", 1.0), "b": partial(call, "b", 2.0)},
+                               clock=lambda: now[0], settled=["a"])
+    assert found == {"a": 1.0, "b": 20.0}
+    assert made == ["a", "b"] + timing.ROUNDS * ["a", "a", "b"]
+
+
 @pytest.mark.parametrize(("seconds", "rounds"), [(0, 7), (9.5, 10), (1000, 41)])
 def test_more_rounds_while_there_is_time(seconds, rounds, monkeypatch):
     monkeypatch.setattr(timing, "ROUNDS", 7)
@@ -517,7 +530,9 @@ def test_the_command_hands_on_its_options(monkeypatch, tmp_path):
 def test_ratios_are_those_of_the_medians(monkeypatch):
     medians = {("read", ""): 0.001, ("chosen", "w"): 0.002, ("portable", "w"): 0.006,
                ("numpy", "dense"): 0.02, ("numpy", "dequantized"): 0.05}
-    monkeypatch.setattr(run, "interleaved", lambda calls, seconds: dict(medians))
+    settle = []
+    monkeypatch.setattr(run, "interleaved", lambda calls, seconds, settled: (
+        settle.append(settled), dict(medians))[1])
     with backend.using("portable"):
         kernels = machine.Kernels()
     state = run.Run(kernels, memory.Arena(64), machine.Reader(kernels, 2**20),
@@ -525,6 +540,7 @@ def test_ratios_are_those_of_the_medians(monkeypatch):
     work = Work("w", lambda kernel: None, "read_words", read_bytes=10**6, operations=4e7,
                 numpy="dense")
     run.measure(state, Group([work], {}, "q8", 64), 1)
+    assert settle == [[("read", ""), ("chosen", "w")]]  # what is beside the bandwidth
     (one,) = state.measured
     read = 2**20 / 0.001 / 1e9
     assert one.record == Record("w", "portable", "q8", 64, 1, 2.0, 0.5, 0.5 / read, 10.0, 3.0)
