@@ -25,12 +25,18 @@ def tests() -> Count:
     chromium = find_chromium()
     if chromium is None:
         return impossible("no Chromium is installed: sudo apt install chromium")
-    base, folder = environment.requirements(str(ROOT), ()), str(TESTS / "browser")
-    packages = environment.requirements(str(ROOT), ("browser",))[len(base):]
+    folder = str(TESTS / "browser")
     try:
-        python = side_environment.ensure("browser", sys.executable, [*packages, "pytest"])
+        python = browser_python()
     except CourseError as error:
         return impossible(str(error))
     # Without the other tests' settings, whose packages are not in that environment.
     return pytest("--confcutdir", folder, folder, python=python, skips_fail=True,
                   env=environ(COURSE_CHROMIUM=chromium, COURSE_PYTHON=sys.executable))
+
+
+def browser_python() -> str:
+    """The Python with Playwright; CourseError where it cannot be made."""
+    base = environment.requirements(str(ROOT), ())
+    packages = environment.requirements(str(ROOT), ("browser",))[len(base):]
+    return side_environment.ensure("browser", sys.executable, [*packages, "pytest"])
