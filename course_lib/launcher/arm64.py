@@ -90,11 +90,10 @@ class Job:
 
 def tests() -> Count:
     """Prepare the emulated machine if needed and run everything on it."""
-    folder = f"{state.find_environment(str(ROOT))}-arm64"
-    problem = prepare(folder)
+    problem = prepare()
     if problem is not None:
         return problem
-    total = Count()
+    folder, total = place(), Count()
     with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
         for title, count, text in pool.map(run_job, jobs(folder)):
             print(f"-- {title}\n{text}", flush=True)
@@ -102,9 +101,14 @@ def tests() -> Count:
     return total
 
 
-def prepare(folder: str) -> Count | None:
-    """Make the emulated Python in `folder`; return None, or the Count of why there is none."""
-    command = [str(ROOT / "tools" / "arm64" / "prepare.sh"), folder, sys.executable]
+def place() -> str:
+    """The emulated Python's folder."""
+    return f"{state.find_environment(str(ROOT))}-arm64"
+
+
+def prepare() -> Count | None:
+    """Make the emulated Python; return None, or the Count of why there is none."""
+    command = [str(ROOT / "tools" / "arm64" / "prepare.sh"), place(), sys.executable]
     result = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environ())
     print(result.stderr, end="", flush=True)
     if result.returncode == 0:
