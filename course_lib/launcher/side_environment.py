@@ -16,7 +16,7 @@ from course_lib import known_models
 from course_lib.atomic import write_atomically
 from course_lib.errors import CourseError
 from course_lib.launcher import environment, state
-from course_lib.launcher.runner import BY_FILE, TESTS, Count, pytest
+from course_lib.launcher.runner import BY_FILE, ONE_BY_ONE, TESTS, Count, pytest
 from course_lib.paths import ROOT
 
 GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "httpx", "cython",
@@ -42,8 +42,9 @@ def oracle_tests() -> Count:
         return impossible(str(error))
     files = [str(path) for path in sorted(TESTS.glob("oracle/test_*.py"))
              if 'importorskip("torch")' in path.read_text(encoding="utf-8")]
-    return pytest(*BY_FILE, *(files or ["tests/oracle/no-test-compares-with-torch"]), python=python,
-                  skips_fail=True)
+    # Nearly all the time goes to one file, with the real model.
+    return pytest(*ONE_BY_ONE, *(files or ["tests/oracle/no-test-compares-with-torch"]),
+                  python=python, skips_fail=True)
 
 
 def oracle_python() -> str:
