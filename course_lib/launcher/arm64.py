@@ -2,8 +2,8 @@
 
 tools/arm64/prepare.sh makes the emulated Python; here is what runs on it: the kernels' own tests
 on a CPU without the int8 dot product and, as far as they say more there, on one with it (the
-board's); the rest of the library's unit tests and the stored oracle on the latter; and two notebooks
-whose Jupyter server side runs here and whose kernel is emulated.
+board's); the rest of the library's unit tests and the stored oracle on the latter; and two
+notebooks whose Jupyter server side runs here and whose kernel is emulated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CANNOT = 77
 DOTPROD_CPU, NEON_CPU = "cortex-a76", "cortex-a72"
 BEST_VARIANT = {DOTPROD_CPU: "dotprod", NEON_CPU: "neon"}
 ONLY_HERE = {DOTPROD_CPU: "test_variant or not (neon or portable)", NEON_CPU: ""}
-"""Which of the kernels' tests run on a CPU (pytest's -k): variants that both CPUs have run on the one
+"""Which of the kernels' tests run on a CPU (pytest's -k): variants that both CPUs have, on the one
 with fewer instructions, where one too many would be illegal."""
 
 KERNEL_TESTS = ("arm64", "unit/test_kernels*.py", "unit/test_quant.py", "property/test_kernels*.py",

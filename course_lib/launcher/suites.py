@@ -99,7 +99,7 @@ SUITES = (
           lambda: nbval("portable", PORTABLE_DAYS), "full"),
     Suite("oracle-torch", "tests/oracle against torch, in .venv-oracle",
           side_environment.oracle_tests, "full", side_environment.oracle_python),
-    Suite("pythons", "tests/unit and the launcher on other Pythons, in .venv-py3.x",
+    Suite("pythons", "tests/unit and the launcher on the oldest and newest Python, in .venv-py3.x",
           side_environment.other_pythons, "full", side_environment.prepare_pythons),
     Suite("browser", "tests/browser: pages in Chromium, by Playwright in .venv-browser",
           browser.tests, "browser", browser.browser_python),
