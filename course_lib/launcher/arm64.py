@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -118,6 +119,13 @@ def prepare() -> Count | None:
         return None
     reason = (result.stderr.strip().splitlines() or ["it ended without a word"])[-1]
     return impossible(reason) if result.returncode == CANNOT else Count(failed=1, note=reason)
+
+
+def prepare_ahead() -> None:
+    """Make the emulated Python unless that installs programs, which tests that run meanwhile look
+    for."""
+    if all(map(shutil.which, ("aarch64-linux-gnu-gcc", "qemu-aarch64"))):
+        prepare()
 
 
 def jobs(folder: str) -> list[Job]:

@@ -106,6 +106,6 @@ SUITES = (
     Suite("sanitize", "the kernels under address and undefined-behaviour sanitizers",
           kernel_builds.sanitized, "sanitize"),
     Suite("arm64", "the kernels on emulated arm64, in .venv-arm64", arm64.tests, "arm64",
-          arm64.prepare),
+          arm64.prepare_ahead),
 )
 """Fast ones first."""

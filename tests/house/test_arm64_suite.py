@@ -128,6 +128,14 @@ def test_a_preparation_that_fails_is_a_failure_everywhere(monkeypatch):
     assert arm64.tests() == Count(failed=1, note="it ended without a word")
 
 
+@pytest.mark.parametrize("missing", [None, "qemu-aarch64", "aarch64-linux-gnu-gcc"])
+def test_no_program_is_installed_while_other_suites_run(monkeypatch, missing):
+    monkeypatch.setattr(arm64.shutil, "which", lambda name: None if name == missing else "/bin/it")
+    commands = prepared_with(monkeypatch, 0, "")
+    arm64.prepare_ahead()
+    assert len(commands) == (missing is None)
+
+
 @pytest.fixture
 def programs(tmp_path):
     """A folder of programs for PATH: what prepare.sh calls before it needs the network."""
