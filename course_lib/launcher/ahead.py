@@ -8,7 +8,6 @@ of who is making it, or tries once more and says itself why that fails.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -36,11 +35,10 @@ def preparing(names: Sequence[str]) -> Iterator[None]:
 
 
 def main(names: Sequence[str]) -> None:
-    """Prepare suites, behind everything else that runs."""
+    """Prepare suites."""
     from course_lib.launcher.suites import SUITES
 
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends its step too
-    os.nice(10)
     prepare = {suite.name: suite.prepare for suite in SUITES if suite.prepare}
     for name in names:
         with contextlib.suppress(CourseError):
