@@ -127,9 +127,11 @@ class BuildKernels(build_ext):
 
     def compile_variants(self, ext):
         """Compile each variant apart: one that a compiler is too old for does not cost the others.
-        At import the CPU decides which of them run."""
+        At import the CPU decides which of them run. The wrapper takes longest and comes first."""
         wanted = variants_for(self.target)
+        wrapper = ext.sources.pop(0)
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            wrapped = pool.submit(self.compile_file, ext, wrapper)
             objects = dict(zip(wanted, pool.map(lambda name: self.compile_variant(ext, name),
                                                 wanted), strict=True))
         self.variants = [name for name in wanted if objects[name]]
@@ -138,6 +140,7 @@ class BuildKernels(build_ext):
             raise NotBuilt("the compiler failed, its messages are in the log")
         if self.left_out and os.environ.get("COURSE_REQUIRE_KERNELS") == "1":
             raise NotBuilt(f"the compiler failed on {', '.join(self.left_out)}")
+        ext.extra_objects += wrapped.result()
         ext.extra_objects += [path for name in self.variants for path in objects[name]]
         # choose.c names every variant of the target but these.
         ext.define_macros += [(f"WITHOUT_{name.upper()}", None) for name in self.left_out]
@@ -145,12 +148,16 @@ class BuildKernels(build_ext):
     def compile_variant(self, ext, name):
         """Return the object files of one variant, or nothing if it does not compile."""
         try:
-            return self.compiler.compile(
-                [f"{C}/variants/{name}.c"], output_dir=self.build_temp,
-                include_dirs=ext.include_dirs, extra_postargs=ext.extra_compile_args)
+            return self.compile_file(ext, f"{C}/variants/{name}.c")
         except Exception as error:  # as above
             print(f"{name}: {error}")
             return []
+
+    def compile_file(self, ext, source):
+        """Return the object files of one source."""
+        return self.compiler.compile([source], output_dir=self.build_temp,
+                                     include_dirs=ext.include_dirs,
+                                     extra_postargs=ext.extra_compile_args)
 
 
 def target_of(compiler):
@@ -186,7 +193,7 @@ setup(
             "kernels_pyx.compiled",
             sources=["kernels_pyx/compiled.pyx", f"{C}/choose.c", f"{C}/parallel.c",
                      f"{C}/workspace.c"],
-            depends=sorted(glob.glob("kernels_pyx/wrappers/*.pxi")
+            depends=sorted(glob.glob("kernels_pyx/**/*.p[xy][ix]", recursive=True)
                            + glob.glob(f"{C}/**/*.[ch]", recursive=True)),
             include_dirs=[C],
         )

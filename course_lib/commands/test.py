@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Iterable
 
+from course_lib.launcher import ahead
 from course_lib.launcher.runner import Count
 from course_lib.launcher.suites import SUITES, Suite
 
@@ -39,15 +41,24 @@ def run(args: argparse.Namespace) -> int:
     print(f"backend: {info.variant} ({info.reason})", flush=True)
     suites = [s for s in SUITES
               if (s.name in args.only if args.only else not s.needs or getattr(args, s.needs))]
+    more = [s for s in suites if s.needs]
     results: list[tuple[Suite, Count, float]] = []
     try:
-        for suite in suites:
-            print(f"\n== {suite.name}: {suite.about}", flush=True)
-            start = time.monotonic()
-            results.append((suite, suite.run(), time.monotonic() - start))
+        run_each((s for s in suites if not s.needs), results)
+        # The first one shows how its own preparation goes on.
+        with ahead.preparing([s.name for s in more[1:] if s.prepare]):
+            run_each(more, results)
     finally:
         total = summarize(results)
     return 1 if total.failed else 0
+
+
+def run_each(suites: Iterable[Suite], results: list[tuple[Suite, Count, float]]) -> None:
+    """Run suites one after the other; append their results and times in seconds."""
+    for suite in suites:
+        print(f"\n== {suite.name}: {suite.about}", flush=True)
+        start = time.monotonic()
+        results.append((suite, suite.run(), time.monotonic() - start))
 
 
 def summarize(results: list[tuple[Suite, Count, float]]) -> Count:

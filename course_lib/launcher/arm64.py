@@ -1,15 +1,16 @@
 """The tests of the kernels on emulated arm64 CPUs, on a machine with Debian's packages.
 
 tools/arm64/prepare.sh makes the emulated Python; here is what runs on it: the kernels' own tests
-on a CPU with the int8 dot product (the board's) and on one without, the rest of the library's
-unit tests and the stored oracle on the first, and two notebooks whose Jupyter server side runs
-here and whose kernel is emulated.
+on a CPU without the int8 dot product and, as far as they say more there, on one with it (the
+board's); the rest of the library's unit tests and the stored oracle on the latter; and two
+notebooks whose Jupyter server side runs here and whose kernel is emulated.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,9 @@ CANNOT = 77
 
 DOTPROD_CPU, NEON_CPU = "cortex-a76", "cortex-a72"
 BEST_VARIANT = {DOTPROD_CPU: "dotprod", NEON_CPU: "neon"}
+ONLY_HERE = {DOTPROD_CPU: "test_variant or not (neon or portable)", NEON_CPU: ""}
+"""Which of the kernels' tests run on a CPU (pytest's -k): variants that both CPUs have, on the one
+with fewer instructions, where one too many would be illegal."""
 
 KERNEL_TESTS = ("arm64", "unit/test_kernels*.py", "unit/test_quant.py", "property/test_kernels*.py",
                 "oracle/test_kernel_digests.py")
@@ -90,11 +94,10 @@ class Job:
 
 def tests() -> Count:
     """Prepare the emulated machine if needed and run everything on it."""
-    folder = f"{state.find_environment(str(ROOT))}-arm64"
-    problem = prepare(folder)
+    problem = prepare()
     if problem is not None:
         return problem
-    total = Count()
+    folder, total = place(), Count()
     with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
         for title, count, text in pool.map(run_job, jobs(folder)):
             print(f"-- {title}\n{text}", flush=True)
@@ -102,15 +105,27 @@ def tests() -> Count:
     return total
 
 
-def prepare(folder: str) -> Count | None:
-    """Make the emulated Python in `folder`; return None, or the Count of why there is none."""
-    command = [str(ROOT / "tools" / "arm64" / "prepare.sh"), folder, sys.executable]
+def place() -> str:
+    """The emulated Python's folder."""
+    return f"{state.find_environment(str(ROOT))}-arm64"
+
+
+def prepare() -> Count | None:
+    """Make the emulated Python; return None, or the Count of why there is none."""
+    command = [str(ROOT / "tools" / "arm64" / "prepare.sh"), place(), sys.executable]
     result = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environ())
     print(result.stderr, end="", flush=True)
     if result.returncode == 0:
         return None
     reason = (result.stderr.strip().splitlines() or ["it ended without a word"])[-1]
     return impossible(reason) if result.returncode == CANNOT else Count(failed=1, note=reason)
+
+
+def prepare_ahead() -> None:
+    """Make the emulated Python unless that installs programs, which tests that run meanwhile look
+    for."""
+    if all(map(shutil.which, ("aarch64-linux-gnu-gcc", "qemu-aarch64"))):
+        prepare()
 
 
 def jobs(folder: str) -> list[Job]:
@@ -120,10 +135,11 @@ def jobs(folder: str) -> list[Job]:
     ignored += [f"--deselect={(TESTS / test).relative_to(ROOT)}" for test in TOO_LONG]
     library = [*ignored, *(str(TESTS / name) for name in OTHER_TESTS)]
     return [
-        *(Job(f"{day} with an emulated kernel", partial(notebook, folder, day)) for day in DAYS),
         Job(f"the library on {DOTPROD_CPU}", partial(emulated, folder, DOTPROD_CPU, library)),
-        *(Job(f"the kernels on {cpu}", partial(emulated, folder, cpu, kernel_tests()))
-          for cpu in BEST_VARIANT),
+        *(Job(f"the kernels on {cpu}",
+              partial(emulated, folder, cpu, ["-k", ONLY_HERE[cpu], *kernel_tests()]))
+          for cpu in (NEON_CPU, DOTPROD_CPU)),
+        *(Job(f"{day} with an emulated kernel", partial(notebook, folder, day)) for day in DAYS),
     ]
 
 

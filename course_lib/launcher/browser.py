@@ -8,7 +8,7 @@ import sys
 
 from course_lib.errors import CourseError
 from course_lib.launcher import environment, side_environment
-from course_lib.launcher.runner import TESTS, Count, environ, pytest
+from course_lib.launcher.runner import BY_FILE, TESTS, Count, environ, pytest
 from course_lib.launcher.side_environment import impossible
 from course_lib.paths import ROOT
 
@@ -25,12 +25,19 @@ def tests() -> Count:
     chromium = find_chromium()
     if chromium is None:
         return impossible("no Chromium is installed: sudo apt install chromium")
-    base, folder = environment.requirements(str(ROOT), ()), str(TESTS / "browser")
-    packages = environment.requirements(str(ROOT), ("browser",))[len(base):]
+    folder = str(TESTS / "browser")
     try:
-        python = side_environment.ensure("browser", sys.executable, [*packages, "pytest"])
+        python = browser_python()
     except CourseError as error:
         return impossible(str(error))
     # Without the other tests' settings, whose packages are not in that environment.
-    return pytest("--confcutdir", folder, folder, python=python, skips_fail=True,
+    return pytest(*BY_FILE, "--confcutdir", folder, folder, python=python, skips_fail=True,
                   env=environ(COURSE_CHROMIUM=chromium, COURSE_PYTHON=sys.executable))
+
+
+def browser_python() -> str:
+    """The Python with Playwright; CourseError where it cannot be made."""
+    base = environment.requirements(str(ROOT), ())
+    packages = environment.requirements(str(ROOT), ("browser",))[len(base):]
+    packages += ["pytest", "pytest-xdist"]
+    return side_environment.ensure("browser", sys.executable, packages)

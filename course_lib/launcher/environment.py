@@ -80,7 +80,9 @@ def locked(path: str):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("course: waiting for another ./course that is setting up", file=sys.stderr)
+            log = path.removesuffix(".lock") + ".log"
+            print(f"course: waiting for another ./course that is setting up; log: {log}",
+                  file=sys.stderr)
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
     finally:

