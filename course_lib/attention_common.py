@@ -29,12 +29,17 @@ def softmax(scores: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     return weights
 
 
-def as_query(q: Any, ndim: int = 2) -> np.ndarray:
-    """Return q as C-contiguous float32 [num_heads, ..., head_dim] or raise ValueError."""
-    q = np.ascontiguousarray(as_float32(q, "q", ndim))
+def some_query(q: Any, ndim: int = 2) -> np.ndarray:
+    """Return q as float32 [num_heads, ..., head_dim], perhaps a view, or raise ValueError."""
+    q = as_float32(q, "q", ndim)
     if q.size == 0:
         raise ValueError(f"q must hold at least one query, not shape {q.shape}.")
     return q
+
+
+def as_query(q: Any, ndim: int = 2) -> np.ndarray:
+    """As `some_query`, C-contiguous."""
+    return np.ascontiguousarray(some_query(q, ndim))
 
 
 def check_query(q: Any, ndim: int = 2) -> np.ndarray:

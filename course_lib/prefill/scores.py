@@ -13,7 +13,7 @@ import numpy as np
 
 from course_lib import arrays, backend
 from course_lib.arrays import F32, NotFiniteError, as_float32, positive_int, whole_number
-from course_lib.attention_common import check_query, quiet, whole_heads
+from course_lib.attention_common import check_query, quiet, some_query, whole_heads
 
 
 def flat_group_gemm_fuse_reshape(q: Any, k: Any, stride: int) -> np.ndarray:
@@ -29,15 +29,15 @@ def flat_group_gemm_fuse_reshape(q: Any, k: Any, stride: int) -> np.ndarray:
     stride = positive_int(stride, "stride")
     kernel = backend.kernel("antidiagonal_scores")
     if kernel is None:
-        require_finite_keys(k)
+        check_heads(q, k)
     q, k = padded(q, -q.shape[1] % stride), padded(k, -k.shape[1] % stride)
     if kernel is None:
         return _antidiagonal_scores(q, k, stride)
     out = np.empty((len(q), q.shape[1] // stride, k.shape[1] // stride), F32)
     try:
-        kernel(q, whole_heads(k), stride, out)
-    except ValueError as error:  # a sum: every key is in one, so a bad key is found here, too
-        require_finite_keys(k)
+        kernel(whole_heads(q), whole_heads(k), stride, out)
+    except ValueError as error:  # a sum: every query and key is in one, so a bad one is found, too
+        check_heads(q, k)
         raise NotFiniteError(_NOT_FINITE) from error
     return out
 
@@ -66,13 +66,14 @@ def padded(x: np.ndarray, rows: int, front: int = 0) -> np.ndarray:
 def check_heads(q: Any, k: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return q [H, Lq, d] and k [Hkv, Lk, d] as finite float32; ValueError if they do not fit."""
     q, k = check_shapes(q, k)
+    q = check_query(q, 3)
     require_finite_keys(k)
     return q, k
 
 
 def check_shapes(q: Any, k: Any) -> tuple[np.ndarray, np.ndarray]:
-    """As check_heads, but the numbers of k are not looked at."""
-    q, k = check_query(q, 3), as_float32(k, "k", 3)
+    """As check_heads, but the numbers are not looked at, and both may be views."""
+    q, k = some_query(q, 3), as_float32(k, "k", 3)
     if k.shape[2] != q.shape[2] or k.size == 0:
         raise ValueError(f"k must have shape [num_kv_heads, n, {q.shape[2]}] to fit q, with at "
                          f"least one row, not {k.shape}.")

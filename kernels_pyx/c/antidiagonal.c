@@ -4,7 +4,8 @@
 
 struct antidiagonal_work {
     const float *q, *k;
-    ptrdiff_t num_kv_heads, q_blocks, k_blocks, k_head_stride, d, stride;  /* q_blocks: a group's */
+    ptrdiff_t num_kv_heads, q_blocks, k_blocks, d, stride;  /* q_blocks: a group's */
+    ptrdiff_t q_head_stride, k_head_stride, head_blocks;    /* long queries of a query head */
     ptrdiff_t length, padded, tiles, pieces;  /* of a long row; tiles and pieces: a KV head's */
     float *queries;  /* [num_kv_heads][tiles][padded][TILE_ROWS], packed once for all keys */
     float *out, *scratch;
@@ -19,15 +20,18 @@ static void antidiagonal_pack(void *context, ptrdiff_t index, int thread)
     const struct antidiagonal_work *work = context;
     ptrdiff_t first = index % work->tiles * TILE_ROWS, d = work->d, stride = work->stride;
     ptrdiff_t rows = work->q_blocks - first < TILE_ROWS ? work->q_blocks - first : TILE_ROWS;
-    /* The long queries of the group's heads lie one behind the other. */
-    const float *q = work->q + (index / work->tiles * work->q_blocks + first) * work->length;
+    const float *q[TILE_ROWS];
     float *packed = work->queries + index * work->padded * TILE_ROWS;
+    first += index / work->tiles * work->q_blocks;
+    for (ptrdiff_t r = 0; r < rows; r++)  /* of one head after the other */
+        q[r] = work->q + (first + r) / work->head_blocks * work->q_head_stride
+               + (first + r) % work->head_blocks * work->length;
     if (rows < TILE_ROWS || work->length < work->padded)
         memset(packed, 0, (size_t)(work->padded * TILE_ROWS) * sizeof *packed);
     for (ptrdiff_t i = 0; i < stride; i++)
         for (ptrdiff_t j = 0; j < d; j++)
             for (ptrdiff_t r = 0; r < rows; r++)
-                packed[(i * d + j) * TILE_ROWS + r] = q[r * work->length + (stride - 1 - i) * d + j];
+                packed[(i * d + j) * TILE_ROWS + r] = q[r][(stride - 1 - i) * d + j];
 }
 
 /* The scores of 64 long keys with all long queries of their KV head. */
@@ -60,14 +64,15 @@ static void antidiagonal_piece(void *context, ptrdiff_t index, int thread)
 }
 
 static ptrdiff_t antidiagonal_scores(const float *q, ptrdiff_t num_heads, ptrdiff_t q_rows,
-                                     const float *k, ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
+                                     ptrdiff_t q_head_stride, const float *k,
+                                     ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
                                      ptrdiff_t k_head_stride, ptrdiff_t d, ptrdiff_t stride,
                                      int threads, float *out)
 {
     struct antidiagonal_work work = {
         .q = q, .k = k, .num_kv_heads = num_kv_heads, .k_blocks = k_rows / stride,
-        .q_blocks = num_heads / num_kv_heads * (q_rows / stride), .k_head_stride = k_head_stride,
-        .d = d, .stride = stride, .length = stride * d, .padded = tile_round_up(stride * d, 16),
+        .head_blocks = q_rows / stride, .q_blocks = num_heads / num_kv_heads * (q_rows / stride),
+        .q_head_stride = q_head_stride, .k_head_stride = k_head_stride, .d = d, .stride = stride, .length = stride * d, .padded = tile_round_up(stride * d, 16),
     };
     work.tiles = (work.q_blocks + TILE_ROWS - 1) / TILE_ROWS;
     work.pieces = (work.k_blocks + TILE_KEYS - 1) / TILE_KEYS;

@@ -55,10 +55,11 @@ struct prefill_kernels {
 
     /* out[num_heads][q_rows / s][k_rows / s], where s = stride divides both:
      * out[h][m][n] = sum over i < s of q[h][m s + s - 1 - i] . k[n s + i], one dot of s * d
-     * products. q [num_heads][q_rows][d], k [num_kv_heads][k_rows][d] with a head stride.
+     * products. q [num_heads][q_rows][d] and k [num_kv_heads][k_rows][d], both with a head stride.
      * PREFILL_BAD_OUTPUT where a sum is not finite. */
     ptrdiff_t (*antidiagonal_scores)(const float *q, ptrdiff_t num_heads, ptrdiff_t q_rows,
-                                     const float *k, ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
+                                     ptrdiff_t q_head_stride, const float *k,
+                                     ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
                                      ptrdiff_t k_head_stride, ptrdiff_t d, ptrdiff_t stride,
                                      int threads, float *out);
 

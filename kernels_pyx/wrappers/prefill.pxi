@@ -38,7 +38,8 @@ cdef extern from "prefill.h":
         void merge(const float *part, const double *part_lse, ptrdiff_t rows, ptrdiff_t d,
                    int threads, float *out, double *lse) nogil
         ptrdiff_t antidiagonal_scores(const float *q, ptrdiff_t num_heads, ptrdiff_t q_rows,
-                                      const float *k, ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
+                                      ptrdiff_t q_head_stride, const float *k,
+                                      ptrdiff_t num_kv_heads, ptrdiff_t k_rows,
                                       ptrdiff_t k_head_stride, ptrdiff_t d, ptrdiff_t stride,
                                       int threads, float *out) nogil
         ptrdiff_t block_sums(const block_sums_input *input, int threads, float *out) nogil
@@ -229,20 +230,20 @@ def merge_parts(Variant variant not None, part, part_lse, out, lse):
 def antidiagonal_scores(Variant variant not None, q, k, stride, out):
     """Sums of raw scores along antidiagonals of squares of `stride` queries by `stride` keys.
 
-    q float32 [num_heads, Lq, d]; k float32 [num_kv_heads, Lk, d], a view of a longer cache
+    q float32 [num_heads, Lq, d], k float32 [num_kv_heads, Lk, d], views of longer arrays
     allowed; stride divides Lq and Lk; out float32 [num_heads, Lq / stride, Lk / stride] receives
     out[h, m, n] = sum over i < stride of q[h, m stride + stride - 1 - i] . k[n stride + i], not
     scaled: one dot over the stride * d products. ValueError, with nothing written, for a sum that
     is not finite, for shapes and lengths that do not fit and an output that shares memory with q
     or k; TypeError for a wrong dtype.
     """
-    cdef Array queries = Array(q, "q", "float32", 3)
+    cdef Array queries = Array(q, "q", "float32", 3, False, True)
     cdef Array keys = Array(k, "k", "float32", 3, False, True)
     cdef Array result = Array(out, "out", "float32", 3, True)
     cdef ptrdiff_t step = whole(stride, "stride", 1, LARGEST_INDEX), status
     cdef ptrdiff_t num_heads = queries.size(0), q_rows = queries.size(1), d = queries.size(2)
     cdef ptrdiff_t num_kv_heads = keys.size(0), k_rows = keys.size(1)
-    cdef ptrdiff_t head_stride = keys.head_stride()
+    cdef ptrdiff_t q_head_stride = queries.head_stride(), k_head_stride = keys.head_stride()
     cdef int threads = num_threads
     if d == 0:
         raise ValueError("q must have at least one value a row")
@@ -258,8 +259,8 @@ def antidiagonal_scores(Variant variant not None, q, k, stride, out):
         return
     with nogil:
         status = variant.c.prefill.antidiagonal_scores(
-            <const float *>queries.view.buf, num_heads, q_rows, <const float *>keys.view.buf,
-            num_kv_heads, k_rows, head_stride, d, step, threads,
+            <const float *>queries.view.buf, num_heads, q_rows, q_head_stride,
+            <const float *>keys.view.buf, num_kv_heads, k_rows, k_head_stride, d, step, threads,
             <float *>result.view.buf)
     if status == PREFILL_BAD_OUTPUT:
         raise ValueError("a score is not finite; a row of q or k is bad")

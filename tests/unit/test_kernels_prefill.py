@@ -345,6 +345,10 @@ def test_antidiagonal_scores_have_the_same_bits_everywhere(group, kv, m, n, d, s
     results = [antidiagonal(variant, q, k, stride) for variant in FAST]
     with shared_among(3):
         results.append(antidiagonal(best, q, k, stride))
+    longer = [np.concatenate([x, x[:, ::-1], x], axis=1) for x in (q, k)]
+    first = q.shape[1] * 2, k.shape[1] * 2
+    views = [x[:, at:] for x, at in zip(longer, first, strict=True)]
+    results += [antidiagonal(variant, *views, stride) for variant in FAST]
     assert all(same(result, results[0]) for result in results)
 
 
