@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +82,60 @@ def test_what_is_appended_is_what_is_read(tmp_path_factory, kind, sizes, block_s
                 assert store.bytes_read == 4 * got_k.nbytes
                 assert store.resident_bytes == store.n_blocks(1) * store.block_bytes
     assert not list(folder.glob("course-kv-*"))
+
+
+def test_slots_of_one_row_lie_each_behind_the_one_before_and_no_other():
+    shape = (2, 3, 4)
+    one, other = Slot.side_by_side(4, shape), Slot.side_by_side(4, shape, 4)
+    slots = [*one, *other, Slot(8, shape)]
+    assert [slot.number for slot in slots] == list(range(9))
+    behind = {(a.number, b.number) for a in slots for b in slots if b.is_behind(a)}
+    assert behind == {(0, 1), (1, 2), (2, 3), (4, 5), (5, 6), (6, 7)}
+
+
+def test_a_layer_that_grows_is_copied_a_few_times(monkeypatch):
+    with BlockStore(1, 2, 5, block_size=4) as store:
+        made, allocate = [], store._allocate
+        monkeypatch.setattr(store, "_allocate", lambda *of: made.append(of) or allocate(*of))
+        for _ in range(256):
+            store.append(0, *rows(1))
+        assert len(made) == 7  # 1, 2, 4, ... 64 blocks
+    with BlockStore(1, 2, 5, block_size=4, capacity=7) as store:
+        monkeypatch.setattr(store, "_allocate", None)  # its place is there
+        store.append(0, *rows(7))
+        monkeypatch.undo()
+
+
+def test_a_closed_store_has_given_its_memory_back():
+    store = BlockStore(1, 2, 5)
+    store.append(0, *rows(8))
+    held = weakref.ref(store.span(0).k.base)
+    assert held() is not None
+    store.close()
+    assert held() is None
+    with pytest.raises(CourseError, match="is closed"):
+        store.span(0)
+
+
+def test_bytes_that_threads_read_at_once_are_all_counted():
+    class Slow(BlockStore):
+        @property
+        def bytes_read(self):
+            read = self.read
+            time.sleep(0.001)  # another thread may come in between
+            return read
+
+        @bytes_read.setter
+        def bytes_read(self, read):
+            self.read = read
+
+    with Slow(1, 2, 5) as store:
+        threads = [threading.Thread(target=store.count_rows, args=(1,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert store.bytes_read == 8 * 2 * 4 * 5
 
 
 def test_some_kv_heads_alone_are_read(tmp_path):

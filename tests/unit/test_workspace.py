@@ -9,7 +9,9 @@ import threading
 import numpy as np
 import pytest
 
+import kernels_pyx
 from course_lib import backend, memory
+from tests.oracle.kernel_cases import SIZES, make
 
 F32 = np.float32
 MEGABYTE = 1 << 20
@@ -64,6 +66,19 @@ def test_larger_memory_goes_back_to_the_system():
     before = memory.own()
     call()
     assert memory.own() - before < 70 * MEGABYTE
+
+
+@pytest.mark.parametrize("operation", [
+    "two_pass", "single_pass_q8", "prefill_attention", "partial_attention", "antidiagonal_scores",
+    "block_sums"])
+def test_calls_leave_nothing_behind(operation):
+    """Small memory, which is not kept, too."""
+    call, variant = make(operation, **SIZES[operation][0]), next(iter(kernels_pyx.VARIANTS))
+    call(variant)
+    before = memory.own()
+    for _ in range(3000):
+        call(variant)
+    assert memory.own() - before < MEGABYTE
 
 
 def test_calls_at_the_same_time_share_nothing():
