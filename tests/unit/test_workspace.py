@@ -81,6 +81,23 @@ def test_calls_leave_nothing_behind(operation):
     assert memory.own() - before < MEGABYTE
 
 
+def test_what_gives_way_to_larger_memory_is_freed_and_what_is_kept_is_not_lost():
+    """Calls of 12 to 16 MB, each more than the one before, and one whose memory is not kept."""
+    rows, out, lse = np.ones((2, 40_000, 64), F32), np.zeros((2, 1, 64), F32), np.zeros((2, 1))
+
+    def call(n=31_000):
+        part = rows[:, :n]
+        backend.kernel("partial_attention")(out, part, part, np.array([n]), 128, None, out.copy(),
+                                            lse)
+
+    before = memory.own()
+    for n in range(24_000, 32_000, 1000):
+        call(n)
+    assert memory.own() - before < 80 * MEGABYTE  # of 112
+    call(40_000)
+    assert pages(call) < 200
+
+
 def test_calls_at_the_same_time_share_nothing():
     calls = [attention(n, rows=32) for n in (3000, 3000, 2500, 900, 8000)]
     want = [call().copy() for call in calls]
