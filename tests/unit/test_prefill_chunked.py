@@ -195,7 +195,7 @@ def test_keys_read_to_choose_are_counted():
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_of_a_block_in_part_only_the_tokens_that_are_there_are_counted(kind, tmp_path):
-    """Every chunk but the first finds such a block last, which one KV head of two reads, or both."""
+    """Every chunk but the first finds one last, which one KV head of two reads, or both."""
     for lists, share in (([0, 1], 1.0), ([1], 0.5)):
         policy = Given(lambda n, lists=lists: [range(n) if h in lists else [] for h in (0, 1)])
         store = None if kind == "memory" else BlockFile(1, 2, 24, capacity=200, block_size=BLOCK,
