@@ -28,7 +28,8 @@ def test_one_that_fails_leaves_the_others(monkeypatch):
 
     monkeypatch.setattr(suites, "SUITES", (
         Suite("one", "", Count, "full", fails), Suite("two", "", Count, "full"),
-        Suite("three", "", Count, "full", lambda: prepared.append("three"))))
+        Suite("three", "", Count, "full", lambda: prepared.append("three")),
+        Suite("not asked for", "", Count, "full", lambda: prepared.append("four"))))
     monkeypatch.setattr(ahead.signal, "signal", lambda *_: None)
     ahead.main(["one", "three"])
     assert prepared == ["one", "three"]
@@ -43,6 +44,15 @@ def test_nothing_to_prepare_starts_nothing(monkeypatch):
     monkeypatch.setattr(ahead.subprocess, "Popen", None)
     with ahead.preparing([]):
         pass
+
+
+def test_it_ends_with_suites_that_are_interrupted_too(monkeypatch):
+    ended = []
+    monkeypatch.setattr(ahead.subprocess, "Popen", lambda *_, **options: "child")
+    monkeypatch.setattr(ahead, "end", ended.append)
+    with pytest.raises(KeyboardInterrupt), ahead.preparing(["slow"]):
+        raise KeyboardInterrupt
+    assert ended == ["child"]
 
 
 STEP = """

@@ -154,6 +154,18 @@ def test_what_is_measured_is_what_is_named(layers):
     assert 0 < speed.merging() < 1 and speed.estimate(8) > 0
 
 
+def test_each_run_has_blocks_and_threads_of_its_own(layers, monkeypatch):
+    speed, threads = Speed(layers, "shipped model", 1), []
+    monkeypatch.setattr(prefill_speed.Kernels, "set_threads", lambda _, n: threads.append(n))
+    monkeypatch.setattr(prefill_speed, "run", lambda chunks, make, store: (
+        chunks[0][0].q.shape[1], store.block_size))
+    assert speed.full() == speed.offloaded() == (256, 64)
+    assert speed.sparse(prefill_speed.FullAttentionPolicy) == (64, 16)
+    speed.threads = 3
+    speed.merging()
+    assert threads == [1, 3]
+
+
 def test_chunks_are_the_engines_and_for_sparse_runs_eighths_of_a_prompt():
     lengths = (200, 1024, 2048, 4096, 8192, 16384)
     assert [usual(n) for n in lengths] == [(100, 25), (512, 128), *[(1024, 128)] * 4]
@@ -173,8 +185,11 @@ def test_a_merge_takes_as_long_as_more_rows_take_longer(layers, monkeypatch):
 
 
 def test_layers_behind_the_last_one_wanted_are_not_computed(shipped_engine, layers, monkeypatch):
+    computed, attention = [], prefill_speed_report.causal_attention
+    monkeypatch.setattr(prefill_speed_report, "causal_attention",
+                        lambda *rows: computed.append(1) or attention(*rows))
     found = prefill_speed_report.some_layers(shipped_engine, 512, (0, 1))
-    assert len(found) == 2
+    assert len(found) == 2 and len(computed) == 1
     assert all(np.array_equal(a.q, b.q) for a, b in zip(found, layers, strict=False))
 
 

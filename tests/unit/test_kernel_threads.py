@@ -89,6 +89,26 @@ def test_other_python_threads_go_on_during_a_call():
     assert progress > 10  # one or two for each call that would keep the lock
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_two_pieces_of_work_are_shared_and_one_is_not(heads):
+    with shared_among(2, started=heads > 1):
+        make("two_pass", kvh=heads, group=1, n=8, d=16, q8=0, count=0, block_size=8)(VARIANT)
+
+
+@pytest.mark.parametrize(("n", "started"), [(160, False), (512, True)])
+def test_a_part_of_the_context_is_worth_two_threads_when_it_is_long(n, started):
+    from kernels_pyx import compiled
+
+    call = make("partial_attention", kvh=2, group=1, rows=32, n=n, d=64, block=128)
+    before, count = compiled.get_num_threads(), compiled.parallel_regions()
+    kernels_pyx.set_num_threads(2)
+    try:
+        call.digest(VARIANT)
+    finally:
+        kernels_pyx.set_num_threads(before)
+    assert compiled.parallel_regions() - count == (started and compiled.HAS_THREADS)
+
+
 def test_the_number_of_threads_has_limits():
     for wrong in (0, -1, 1025, 2**40, 2**100, -(2**100)):
         with pytest.raises(ValueError, match="the number of threads must be 1 to 1024"):

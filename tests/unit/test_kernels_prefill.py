@@ -502,3 +502,18 @@ def test_merging_refuses_what_does_not_fit():
     with pytest.raises(TypeError, match="float64"):
         kernel(**right | {"lse": lse.astype(F32)})
     assert same(out, before)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_lse_is_refused_wherever_it_is_and_nothing_is_written(bad):
+    (out, part), (lse, part_lse) = made_parts(6, 8)
+    kernels, before = kernels_pyx.kernels(best), out.copy()
+    for row in range(6):
+        spoilt = [np.where(np.arange(6) == row, bad, each) for each in (lse, part_lse)]
+        for arguments in ((part, part_lse, out, spoilt[0]), (part, spoilt[1], out, lse)):
+            with pytest.raises(ValueError, match="lse must not hold NaN or"):
+                kernels["merge_parts"](*arguments)
+        with pytest.raises(ValueError, match="lse must not hold NaN or"):
+            kernels["partial_attention"](part[None], part[None], part[None], np.full(6, 6), 4, None,
+                                         out[None], spoilt[0][None])
+    assert same(out, before)

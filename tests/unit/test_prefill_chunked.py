@@ -193,6 +193,17 @@ def test_keys_read_to_choose_are_counted():
     assert stats["bytes_density"] == pytest.approx(0.5 + 0.5)  # K of both, K and V of one
 
 
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_of_a_block_in_part_only_the_tokens_that_are_there_are_counted(kind, tmp_path):
+    """Every chunk but the first finds one last, which one KV head of two reads, or both."""
+    for lists, share in (([0, 1], 1.0), ([1], 0.5)):
+        policy = Given(lambda n, lists=lists: [range(n) if h in lists else [] for h in (0, 1)])
+        store = None if kind == "memory" else BlockFile(1, 2, 24, capacity=200, block_size=BLOCK,
+                                                        folder=tmp_path)
+        run(policy, made(), 23, store)
+        assert policy.get_density_stats()["bytes_density"] == share
+
+
 def chunk_density(**change):
     return ChunkDensity(**(dict(policy="xattn", layer=0, available=30, selected=22, kept=1,
                                 keepable=2, applied=3, visible=4, estimate_bytes=5, load_bytes=6,

@@ -229,6 +229,37 @@ def test_numbers_that_are_not_finite(name, what, value, message):
         partial_attention(q, k, v, block_lists=[[1, 2]], block_size=16)
 
 
+@each_backend
+def test_rows_that_lie_token_after_token_give_the_same_bits(name):
+    q, k, v = made()
+    apart = [np.ascontiguousarray(a.transpose(1, 0, 2)).transpose(1, 0, 2) for a in (k, v)]
+    with backend.using(name):
+        want, got = partial_attention(q, k, v), partial_attention(q, *apart)
+    assert np.allclose(got[0], want[0], atol=1e-6) and np.allclose(got[1], want[1], atol=1e-6)
+    assert name == "numpy" or list(map(bits, got)) == list(map(bits, want))
+
+
+@each_backend
+def test_an_output_is_refused_whichever_row_alone_sees_what_spoils_it(name):
+    q, k, v = made()
+    v[1, 149, 3] = np.inf
+    with backend.using(name):
+        for row in range(29):
+            with pytest.raises(NotFiniteError, match="output is not finite"):
+                partial_attention(q, k, v, np.where(np.arange(29) == row, 150, 149))
+
+
+@compiled
+@pytest.mark.parametrize("threads", [1, 2])
+def test_of_several_bad_rows_the_first_head_s_is_named(threads):
+    """By its number in all blocks; each head's query rows are several pieces of work."""
+    q, k, v = made(rows=300)
+    k[0, 140], k[1, 7] = np.nan, np.nan
+    with backend.using(BACKENDS[1]), shared_among(threads):
+        with pytest.raises(NotFiniteError, match="K row 140 "):
+            partial_attention(q, k, v, block_lists=[range(5)], block_size=32)
+
+
 @pytest.mark.parametrize(("change", "message"), [
     (dict(visible=[1, 2]), "29 whole numbers"), (dict(visible=np.full(29, 1.0)), "whole numbers"),
     (dict(visible=np.full(29, 151)), "0 to 150"), (dict(visible=np.full(29, -1)), "0 to 150"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import closing
 
 import numpy as np
@@ -127,6 +128,7 @@ def test_a_caller_that_stops_leaves_every_slot_free(slots, stop):
                 for (block,), _ in blocks:
                     1 // (block != stop)
         assert ring._free.qsize() == slots
+        assert len(store.loaded) <= stop + slots + 1  # and the others are not read
         assert [block for (block,), _ in ring.stream(0, every(12))] == list(range(12))
 
 
@@ -187,6 +189,16 @@ def test_a_ring_ends_its_thread():
         Ring(Watched(), 0)
 
 
+def test_waiting_and_computing_are_parts_of_the_time_of_a_stream():
+    with Ring(Watched(), 4, together=2) as ring:
+        start = time.perf_counter()
+        for _ in ring.stream(0, every(12)):
+            threading.Event().wait(0.002)
+        took = time.perf_counter() - start
+    assert ring.wait_seconds > 0 and ring.compute_seconds >= 6 * 0.002
+    assert ring.wait_seconds + ring.compute_seconds <= took
+
+
 @SLOTS
 def test_a_second_stream_of_a_ring_is_refused_until_the_first_is_ended(slots):
     with Ring(Watched(), slots) as ring:
@@ -238,6 +250,22 @@ def test_blocks_that_are_ready_are_handed_over_as_one(slots, together):
         computes = [e.block for e in ring.timeline if e.what == "compute"]
     assert seen == computes == 3 * list(range(12)) and not store.overwritten
     assert handed[0] == min(together, slots)
+
+
+def test_slots_come_back_in_order_so_that_half_of_them_always_lie_side_by_side():
+    def filled():
+        for _ in range(10_000):
+            if ring._ready.qsize() >= 2:
+                return
+            threading.Event().wait(0.001)
+
+    handed = []
+    with Ring(Watched(), 4, together=2) as ring:
+        for blocks, _ in ring.stream(0, every(12), filled):
+            handed.append(len(blocks))
+            if blocks[-1] < 11:
+                filled()
+    assert handed == [2] * 6
 
 
 def test_only_blocks_that_lie_side_by_side_are_handed_over_as_one(tmp_path):

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +82,81 @@ def test_what_is_appended_is_what_is_read(tmp_path_factory, kind, sizes, block_s
                 assert store.bytes_read == 4 * got_k.nbytes
                 assert store.resident_bytes == store.n_blocks(1) * store.block_bytes
     assert not list(folder.glob("course-kv-*"))
+
+
+def test_slots_of_one_row_lie_each_behind_the_one_before_and_no_other():
+    shape = (2, 3, 4)
+    one, other = Slot.side_by_side(4, shape), Slot.side_by_side(4, shape, 4)
+    slots = [*one, *other, Slot(8, shape)]
+    assert [slot.number for slot in slots] == list(range(9))
+    behind = {(a.number, b.number) for a in slots for b in slots if b.is_behind(a)}
+    assert behind == {(0, 1), (1, 2), (2, 3), (4, 5), (5, 6), (6, 7)}
+
+
+def test_a_layer_that_grows_is_copied_a_few_times(monkeypatch):
+    with BlockStore(1, 2, 5, block_size=4) as store:
+        made, allocate = [], store._allocate
+        monkeypatch.setattr(store, "_allocate", lambda *of: made.append(of) or allocate(*of))
+        for _ in range(256):
+            store.append(0, *rows(1))
+        assert len(made) == 7  # 1, 2, 4, ... 64 blocks
+    with BlockStore(1, 2, 5, block_size=4, capacity=7) as store:
+        monkeypatch.setattr(store, "_allocate", None)  # its place is there
+        store.append(0, *rows(7))
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("make", [
+    lambda folder: BlockStore(2, 2, 5, block_size=4),
+    lambda folder: block_file(folder, ram_budget=2000)], ids=["memory", "file"])
+def test_a_closed_store_has_given_its_memory_back(tmp_path, make):
+    store = make(tmp_path)
+    store.append(0, *rows(8))
+    held = weakref.ref(store.resident(0, 0).k.base)
+    assert held() is not None
+    store.close()
+    assert held() is None
+    with pytest.raises(CourseError, match="is closed"):
+        store.span(0)
+
+
+def test_parts_of_whole_pages_need_nothing_between_them(tmp_path):
+    k, v = rows(96, d=16)
+    with block_file(tmp_path, d=16, block_size=32, capacity=96) as store:
+        assert store.block_bytes == 2 * 4096
+        store.append(0, k, v)
+        assert store.path.stat().st_size == 4096 * (1 + 2 * 3 * 2)
+        got = read_back(store, 0)
+    assert np.array_equal(got[0], k) and np.array_equal(got[1], v)
+
+
+def test_slots_of_two_rings_share_a_budget_and_no_number(tmp_path):
+    with block_file(tmp_path, ram_budget=4 * 320) as store:
+        numbers = [slot.number for count in (3, 9) for slot in store.make_slots(count)]
+        assert numbers == [0, 1, 2, 3] and store.resident_bytes == 5 * 320
+        with pytest.raises(CourseError, match="used up by 4 slots"):
+            store.make_slots(1)
+
+
+def test_bytes_that_threads_read_at_once_are_all_counted():
+    class Slow(BlockStore):
+        @property
+        def bytes_read(self):
+            read = self.read
+            time.sleep(0.001)  # another thread may come in between
+            return read
+
+        @bytes_read.setter
+        def bytes_read(self, read):
+            self.read = read
+
+    with Slow(1, 2, 5) as store:
+        threads = [threading.Thread(target=store.count_rows, args=(1,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert store.bytes_read == 8 * 2 * 4 * 5
 
 
 def test_some_kv_heads_alone_are_read(tmp_path):
@@ -197,6 +274,14 @@ def test_a_disk_that_is_full_at_the_start(tmp_path, monkeypatch, call):
     assert left_in(tmp_path) == []
 
 
+def test_a_disk_that_takes_nothing_is_full(tmp_path, monkeypatch):
+    store, answers = block_file(tmp_path), iter([0])
+    monkeypatch.setattr(offload_file.os, "pwritev", lambda *_: next(answers))
+    with pytest.raises(CourseError, match="cannot be written"):
+        store.append(0, *rows(4))
+    assert left_in(tmp_path) == []
+
+
 def test_a_file_system_that_reserves_no_space(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", fails_with(errno.EOPNOTSUPP))
     with block_file(tmp_path) as store:
@@ -259,6 +344,28 @@ def test_a_file_that_somebody_else_has_written_to(tmp_path, head, part):
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("head", [1, 2, 3])
+def test_every_head_of_those_that_are_read_is_looked_at(tmp_path, head):
+    store = block_file(tmp_path, heads=5)
+    store.append(0, *rows(4, heads=5))
+    with open(store.path, "r+b") as file:
+        file.seek(4096 + head * 80 + 40)
+        file.write(b"x")
+    with pytest.raises(CourseError, match="no longer holds what was written"):
+        store.load(0, 0, Slot(0, store.block_shape), np.isin(np.arange(5), [1, 2, 3]))
+
+
+def test_keys_that_are_read_alone_are_those_that_were_written(tmp_path):
+    store = block_file(tmp_path)
+    store.append(0, *rows(8))
+    with open(store.path, "r+b") as file:
+        file.seek(4096 + 40)
+        file.write(b"x")
+    store.keys(0, 1)
+    with pytest.raises(CourseError, match="no longer holds what was written"):
+        store.keys(0, 0)
+
+
 def test_a_read_that_fails(tmp_path, monkeypatch):
     store = block_file(tmp_path)
     store.append(0, *rows(8))
@@ -275,6 +382,14 @@ def test_the_folder_must_be_one(tmp_path):
     with pytest.raises(CourseError, match="does not exist"):
         block_file(tmp_path / "nowhere")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_link_with_the_name_of_an_abandoned_file_is_left_alone(tmp_path):
+    folder, target = tmp_path / "folder", tmp_path / "target"
+    folder.mkdir(), target.write_bytes(offload_file.MAGIC)
+    (folder / "course-kv-1-x.blocks").symlink_to(target)
+    offload_file.remove_abandoned(folder)
+    assert left_in(folder) == ["course-kv-1-x.blocks"] and target.exists()
 
 
 def test_a_file_put_in_its_place_is_left_alone(tmp_path):

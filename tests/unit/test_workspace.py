@@ -9,7 +9,9 @@ import threading
 import numpy as np
 import pytest
 
+import kernels_pyx
 from course_lib import backend, memory
+from tests.oracle.kernel_cases import SIZES, make
 
 F32 = np.float32
 MEGABYTE = 1 << 20
@@ -64,6 +66,36 @@ def test_larger_memory_goes_back_to_the_system():
     before = memory.own()
     call()
     assert memory.own() - before < 70 * MEGABYTE
+
+
+@pytest.mark.parametrize("operation", [
+    "two_pass", "single_pass_q8", "prefill_attention", "partial_attention", "antidiagonal_scores",
+    "block_sums"])
+def test_calls_leave_nothing_behind(operation):
+    """Small memory, which is not kept, too."""
+    call, variant = make(operation, **SIZES[operation][0]), next(iter(kernels_pyx.VARIANTS))
+    call(variant)
+    before = memory.own()
+    for _ in range(3000):
+        call(variant)
+    assert memory.own() - before < MEGABYTE
+
+
+def test_what_gives_way_to_larger_memory_is_freed_and_what_is_kept_is_not_lost():
+    """Calls of 12 to 16 MB, each more than the one before, and one whose memory is not kept."""
+    rows, out, lse = np.ones((2, 40_000, 64), F32), np.zeros((2, 1, 64), F32), np.zeros((2, 1))
+
+    def call(n=31_000):
+        part = rows[:, :n]
+        backend.kernel("partial_attention")(out, part, part, np.array([n]), 128, None, out.copy(),
+                                            lse)
+
+    before = memory.own()
+    for n in range(24_000, 32_000, 1000):
+        call(n)
+    assert memory.own() - before < 80 * MEGABYTE  # of 112
+    call(40_000)
+    assert pages(call) < 200
 
 
 def test_calls_at_the_same_time_share_nothing():
