@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of a chunk of --policy, a multiple of 128 (default 1024)")
     add("--offload", action="store_true", help="with --policy: keep K and V in a file meanwhile")
     add("--ram-budget", type=megabytes, metavar="MB",
-        help="of the --offload file's K and V, how much may be in memory (default two blocks)")
+        help="of the --offload file's K and V, how much may be in memory (default eight blocks)")
     add("--prefill-group", type=positive, metavar="G",
         help="sparse prefill chooses blocks for G tokens at a time (default 256)")
     add("--template", choices=TEMPLATES,

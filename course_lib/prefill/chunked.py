@@ -48,8 +48,7 @@ class ChunkedPrefill:
     def __init__(self, store: BlockStore, policy: PrefillPolicy, *, slots: int = 2,
                  trace: bool = False) -> None:
         self.store, self.policy = store, policy
-        # Half of the slots: into the other half blocks are read meanwhile.
-        self.ring = Ring(store, slots, together=max(slots // 2, 1), trace=trace)
+        self.ring = Ring(store, slots, together=slots, trace=trace)
         self.choice: BlockChoice | None = None  # the last one, for pictures
         self.attend_seconds = 0.0
 
@@ -156,6 +155,7 @@ class ChunkedPrefill:
         available = self.store.n_blocks(layer)
         if not available:
             return np.zeros((0, self.store.num_kv_heads), bool), 0, 0
+        require_finite(q, "q")  # the kernel would find it, but a policy would have used it
         choice = self.policy.select_blocks(q, self.store, layer)
         if not isinstance(choice, BlockChoice):
             raise TypeError(f"select_blocks of policy {self.policy.name!r} must return a "

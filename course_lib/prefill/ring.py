@@ -42,30 +42,41 @@ class _Ready(NamedTuple):
     tokens: int
 
 
+class _Mark:
+    """Sent to the reader and back: what comes behind it is an answer to what was asked behind it."""
+
+
+_Answer = _Ready | BaseException | _Mark | None
+
+
 class Ring:
     """Streams blocks of a store through up to ``slots`` slots; blocks in memory need none.
 
-    together: how many blocks may be handed over as one, if so many are ready. ``timeline``
-    collects Events if ``trace``. load_seconds, compute_seconds and wait_seconds add up reading,
-    what the caller did between two blocks, and how long it waited for a block. One caller at a
-    time; `close` ends the thread.
+    together: how many blocks may be handed over as one, if so many are ready; never more than half
+    of the slots. ``timeline`` collects Events if ``trace``. load_seconds, compute_seconds and
+    wait_seconds add up reading, what the caller did between two blocks, and how long it waited for
+    a block. One caller at a time; `close` ends the thread.
     """
 
     def __init__(self, store: BlockStore, slots: int = 2, *, together: int = 1,
                  trace: bool = False) -> None:
         self.store, self.slots = store, store.make_slots(positive_int(slots, "slots"))
-        self.together = positive_int(together, "together")
+        # Into the other half of the slots blocks are read meanwhile.
+        self.together = min(positive_int(together, "together"), max(len(self.slots) // 2, 1))
         self.timeline: list[Event] | None = [] if trace else None
         self.load_seconds = self.compute_seconds = self.wait_seconds = 0.0
         self._began = time.perf_counter()
-        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         for slot in self.slots:
             self._free.put(slot)
-        # At most the ring's slots are ready, and the None behind the last of them.
-        self._ready: queue.Queue[_Ready | BaseException | None] = queue.Queue(len(self.slots) + 1)
-        self._requests: queue.SimpleQueue[tuple[int, list[Wanted]] | None] = queue.SimpleQueue()
+        # The ring's slots, as far as they are ready, and the None behind the last of them.
+        self._ready: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self._behind: list[_Answer] = []  # taken from _ready too early: the one to take next
+        self._requests: queue.SimpleQueue[tuple[int, list[Wanted]] | _Mark | None]
+        self._requests = queue.SimpleQueue()
         self._stop = threading.Event()
         self._streaming = False
+        self._certain = True  # which slots are free: Ctrl-C may strike between any two lines
         self._reader: threading.Thread | None = None
 
     def stream(
@@ -79,17 +90,19 @@ class Ring:
         ring can be used again afterwards, if the store can. RuntimeError while another stream of
         the ring is not ended: their blocks would be mixed up.
         """
-        if self._streaming:
+        if self._streaming and self._certain:
             raise RuntimeError("the ring has another stream, which is not ended: close it first")
+        if not self._certain:
+            self._make_certain()
         rows = [self.store.resident(layer, block) for block, _ in wanted]
         away = [want for want, kept in zip(wanted, rows, strict=True) if kept is None]
-        self._streaming = True
-        if away:
-            self._start()
-            self._stop.clear()
-            self._requests.put((layer, away))
-        ended = not away
+        ended, known = not away, False
         try:
+            self._streaming = True
+            if away:
+                self._start()
+                self._stop.clear()
+                self._requests.put((layer, away))
             if meanwhile is not None:
                 meanwhile()
             at = 0
@@ -99,7 +112,8 @@ class Ring:
                     ready = self._wait()
                     if not isinstance(ready, _Ready):
                         ended = ready is None
-                        raise ready or RuntimeError("the reader ended early")
+                        raise ready if isinstance(ready, BaseException) else RuntimeError(
+                            "the reader ended early")
                     away_too = takewhile(lambda kept: kept is None, rows[at : at + self.together])
                     slots, kept = self._with_those_behind(ready, len(list(away_too)))
                 else:
@@ -116,19 +130,30 @@ class Ring:
                         self._note(slot, "compute", layer, block, start, end)
                     for slot in slots:
                         self._free.put(slot)  # only now may the reader overwrite it
+            self._certain, known = False, True
+        except GeneratorExit:  # the caller has had enough
+            self._certain, known = False, True
+            raise
+        except BaseException:
+            self._certain = False
+            raise
         finally:
+            self._streaming = False
             self._stop.set()
-            while not ended:  # also after an error: every slot must come back
-                left = self._ready.get()
+            if not known:
+                self._make_certain()
+            while not ended and known:  # also after an error: every slot must come back
+                left = self._take()
                 ended = left is None
                 if isinstance(left, _Ready):
                     self._free.put(left.slot)
-            self._streaming = False
+            self._certain = True
 
     def close(self) -> None:
         """End the reader; the ring cannot be used any more."""
         if self._reader is not None:
             self._stop.set()
+            self._free.put(None)
             self._requests.put(None)
             self._reader.join()
             self._reader = None
@@ -141,37 +166,62 @@ class Ring:
 
     def _start(self) -> None:
         if self._reader is None:
-            self._reader = threading.Thread(target=self._read, name="prefetch", daemon=True)
-            self._reader.start()
+            reader = threading.Thread(target=self._read, name="prefetch", daemon=True)
+            reader.start()
+            self._reader = reader
 
-    def _wait(self) -> _Ready | BaseException | None:
+    def _make_certain(self) -> None:
+        """After a stream that ended nobody knows where: nothing is being read, all slots are
+        free."""
+        self._stop.set()
+        self._free.put(None)  # the reader may wait for a slot that was lost on its way here
+        if self._reader is not None:
+            mark = _Mark()
+            self._requests.put(mark)
+            while self._take() is not mark:
+                pass
+        while not self._free.empty():
+            self._free.get()
+        for slot in self.slots:
+            self._free.put(slot)
+        self._streaming, self._certain = False, True
+
+    def _wait(self) -> _Answer:
         start = time.perf_counter()
-        ready = self._ready.get()
+        ready = self._take()
         self.wait_seconds += time.perf_counter() - start
         return ready
+
+    def _take(self) -> _Answer:
+        return self._behind.pop() if self._behind else self._ready.get()
 
     def _with_those_behind(self, first: _Ready, most: int) -> tuple[list[Slot], LayerRows]:
         """The slots of a ready block and of those behind it, as far as they are ready and lie side
         by side; and the rows of all."""
         slots, tokens = [first.slot], first.tokens
         while len(slots) < most and tokens == len(slots) * self.store.block_size:
-            with self._ready.mutex:  # nobody else takes anything out
-                behind = self._ready.queue[0] if self._ready.queue else None
+            if self._ready.empty():  # nobody else takes anything out
+                break
+            self._behind.append(self._ready.get())
+            behind = self._behind[0]
             if not isinstance(behind, _Ready) or not behind.slot.is_behind(slots[-1]):
                 break
-            self._ready.get()
             slots.append(behind.slot)
             tokens += behind.tokens
+            self._behind.clear()
         return slots, first.slot.rows(tokens)
 
     def _read(self) -> None:
         """The thread: request after request, each answered by its blocks and a None."""
         while (request := self._requests.get()) is not None:
+            if isinstance(request, _Mark):
+                self._ready.put(request)
+                continue
             layer, away = request
             try:
                 for block, heads in away:
                     slot = self._free.get()
-                    if self._stop.is_set():
+                    if slot is None or self._stop.is_set():
                         self._free.put(slot)
                         break
                     try:

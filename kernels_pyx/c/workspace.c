@@ -52,7 +52,13 @@ void *take_workspace(size_t bytes)
     }
     if (bytes > SIZE_MAX - 2 * sizeof *piece)
         return NULL;
-    piece = aligned_alloc(64, sizeof *piece + (bytes + 63) / 64 * 64);
+    const size_t whole = sizeof *piece + (bytes + 63) / 64 * 64;
+    piece = aligned_alloc(64, whole);
+    if (piece == NULL) {  /* what waits for a next call may be just what is missing */
+        for (int place = 0; place < KEPT; place++)
+            free(exchange(place, NULL));
+        piece = aligned_alloc(64, whole);
+    }
     if (piece == NULL)
         return NULL;
     piece->bytes = bytes;

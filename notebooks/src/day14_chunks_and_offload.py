@@ -550,7 +550,8 @@ RingTimelineExplorer(engine, source="run", slots=2, storage="slow")
 r"""
 **Read together.** The reader's side of the ring, {see course_lib/prefill/ring.py Ring._read}. `_requests`, `_free` and `_ready`
 are queues, which two threads may use at once; `get` waits until there is something. The reader takes a request (a layer and its
-blocks), then for each block a free slot, loads, and puts it into `_ready`; a `None` says that the request is done. Look for two
+blocks), then for each block a free slot, loads, and puts it into `_ready`; a `None` says that the request is done. (A `None` in `_free` wakes it
+when the stream has ended otherwise: the slot that it waits for may never come.) Look for two
 things: what happens to the slot if loading fails, and how an error reaches the other thread.
 """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 import kernels_pyx
 from course_lib import backend, memory
+from course_lib.paths import ROOT
 from tests.oracle.kernel_cases import SIZES, make
 
 F32 = np.float32
@@ -96,6 +99,31 @@ def test_what_gives_way_to_larger_memory_is_freed_and_what_is_kept_is_not_lost()
     assert memory.own() - before < 80 * MEGABYTE  # of 112
     call(40_000)
     assert pages(call) < 200
+
+
+KEPT_AND_ONE_MORE = """
+import resource
+import numpy as np
+from course_lib import backend, memory
+from course_lib.paths import ROOT
+
+def call(n):
+    q, k = np.zeros((1, 4, 64), np.float32), np.zeros((1, n, 64), np.float32)
+    out, lse = np.zeros_like(q), np.full((1, 4), -np.inf)
+    visible = np.full(4, n, np.int64)
+    return lambda: backend.kernel("partial_attention")(q, k, k, visible, 128, None, out, lse)
+
+first, second = call(60_000), call(70_000)  # 15 MB of keys, which are kept, and 18
+now = memory._table(memory.STATUS)["VmSize"]
+resource.setrlimit(resource.RLIMIT_AS, (now + 25 * 10**6, -1))
+first()
+second()
+"""
+
+
+def test_memory_that_is_kept_is_there_for_a_larger_call():
+    env = os.environ | {"COURSE_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", KEPT_AND_ONE_MORE], env=env, cwd=ROOT, check=True)
 
 
 def test_calls_at_the_same_time_share_nothing():
