@@ -11,7 +11,7 @@ import time
 import pytest
 
 from course_lib.errors import CourseError
-from course_lib.launcher import ahead, suites
+from course_lib.launcher import ahead, arm64, browser, side_environment, suites
 from course_lib.launcher.runner import Count
 from course_lib.launcher.suites import Suite
 from course_lib.paths import ROOT
@@ -36,8 +36,9 @@ def test_one_that_fails_leaves_the_others(monkeypatch):
 
 
 def test_every_suite_that_makes_an_environment_can_be_prepared():
-    assert [suite.name for suite in suites.SUITES if suite.prepare] == [
-        "oracle-torch", "pythons", "browser", "arm64"]
+    assert {suite.name: suite.prepare for suite in suites.SUITES if suite.prepare} == {
+        "oracle-torch": side_environment.oracle_python, "pythons": side_environment.prepare_pythons,
+        "browser": browser.browser_python, "arm64": arm64.prepare_ahead}
 
 
 def test_nothing_to_prepare_starts_nothing(monkeypatch):
