@@ -43,7 +43,7 @@ class _Ready(NamedTuple):
 
 
 class _Mark:
-    """Sent to the reader and back: what comes behind it is an answer to what was asked behind it."""
+    """Sent to the reader and back: what comes behind it was asked behind it."""
 
 
 _Answer = _Ready | BaseException | _Mark | None
@@ -74,7 +74,7 @@ class Ring:
         self._behind: list[_Answer] = []  # taken from _ready too early: the one to take next
         self._requests: queue.SimpleQueue[tuple[int, list[Wanted]] | _Mark | None]
         self._requests = queue.SimpleQueue()
-        self._stop = threading.Event()
+        self._stop = False  # for the reader
         self._streaming = False
         self._certain = True  # which slots are free: Ctrl-C may strike between any two lines
         self._reader: threading.Thread | None = None
@@ -101,7 +101,7 @@ class Ring:
             self._streaming = True
             if away:
                 self._start()
-                self._stop.clear()
+                self._stop = False
                 self._requests.put((layer, away))
             if meanwhile is not None:
                 meanwhile()
@@ -139,7 +139,7 @@ class Ring:
             raise
         finally:
             self._streaming = False
-            self._stop.set()
+            self._stop = True
             if not known:
                 self._make_certain()
             while not ended and known:  # also after an error: every slot must come back
@@ -152,7 +152,7 @@ class Ring:
     def close(self) -> None:
         """End the reader; the ring cannot be used any more."""
         if self._reader is not None:
-            self._stop.set()
+            self._stop = True
             self._free.put(None)
             self._requests.put(None)
             self._reader.join()
@@ -173,7 +173,7 @@ class Ring:
     def _make_certain(self) -> None:
         """After a stream that ended nobody knows where: nothing is being read, all slots are
         free."""
-        self._stop.set()
+        self._stop = True
         self._free.put(None)  # the reader may wait for a slot that was lost on its way here
         if self._reader is not None:
             mark = _Mark()
@@ -221,7 +221,7 @@ class Ring:
             try:
                 for block, heads in away:
                     slot = self._free.get()
-                    if slot is None or self._stop.is_set():
+                    if slot is None or self._stop:
                         self._free.put(slot)
                         break
                     try:
