@@ -22,6 +22,11 @@ def layers(shipped_engine):
     return captured(shipped_engine, 512)
 
 
+@pytest.fixture(scope="module")
+def speed(layers):
+    return Speed(layers, "shipped model", 1)
+
+
 @pytest.fixture
 def short(monkeypatch, shipped_engine):
     monkeypatch.setattr(policy_report, "QUICK_TOKENS", (512,))
@@ -123,8 +128,7 @@ def turn(**changed):
     return Turn(**some | changed)
 
 
-def test_each_ratio_stands_beside_its_limit(layers):
-    speed = Speed(layers, "shipped model", 1)
+def test_each_ratio_stands_beside_its_limit(speed):
     turns = [turn(), turn(dense=0.5, slow=Ran(1.2, 0, 0, 1.1, 1, 0)), turn(dense=2.0)]
     estimates = speed._estimates(turns)
     assert [r.value for r in estimates] == [0.1] * 3 and estimates[2].limit == 1.5 / 16
@@ -142,8 +146,7 @@ def test_each_ratio_stands_beside_its_limit(layers):
     assert growth.value == 0 and growth.met
 
 
-def test_what_is_measured_is_what_is_named(layers):
-    speed = Speed(layers, "shipped model", 1)
+def test_what_is_measured_is_what_is_named(speed):
     full, file = speed.full(), speed.offloaded()
     slow = speed.offloaded(speed.slow)
     assert full.applied == file.applied == slow.applied == 1.0
@@ -154,8 +157,8 @@ def test_what_is_measured_is_what_is_named(layers):
     assert 0 < speed.merging() < 1 and speed.estimate(8) > 0
 
 
-def test_each_run_has_blocks_and_threads_of_its_own(layers, monkeypatch):
-    speed, threads = Speed(layers, "shipped model", 1), []
+def test_each_run_has_blocks_and_threads_of_its_own(speed, monkeypatch):
+    threads = []
     monkeypatch.setattr(prefill_speed.Kernels, "set_threads", lambda _, n: threads.append(n))
     monkeypatch.setattr(prefill_speed, "run", lambda chunks, make, store: (
         chunks[0][0].q.shape[1], store.block_size))
