@@ -64,7 +64,7 @@ NOT_EMULATED = (
     "test_prefill_cost.py", "test_prefill_damage.py", "test_prefill_lab.py",
     "test_prefill_record.py", "test_ring_schedule.py", "test_rounding_rules.py",
     "test_token_path.py", "test_tokenizing.py", "test_weight_file.py", "test_block_size_places.py",
-    "test_half_floats.py", "test_dot_ladder_counts.py",
+    "test_half_floats.py", "test_dot_ladder_counts.py", "test_query_scales.py",
 )
 TOO_LONG = (
     "oracle/test_shipped_model.py::test_it_recalls_at_2061_tokens_and_loses_the_needle_at_k_1",
